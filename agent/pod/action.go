@@ -5,26 +5,26 @@ import (
 	"time"
 )
 
-// Kind is what an action does.
+// Kind is the type of an action.
 type Kind int
 
-// The actions, in the order of a pod's life.
+// The kinds of actions, in the order of a pod's life.
 const (
-	AllocateDevices Kind = iota // have the node's device plugins give out devices
+	AllocateDevices Kind = iota // allocate devices from the node's device plugins
 	MountVolumes                // prepare all volumes
-	CreateSandbox               // network namespace, address, pause
-	EnsureImage                 // look the container's image up, or pull it
-	StartContainer              // create, start, postStart hook
-	KillContainer               // preStop hook, SIGTERM, SIGKILL
-	RemoveContainer             // the record of an ended instance, and its log
-	AwaitGate                   // until no proxy routes to the pod, a second at most
-	StopSandbox                 // network and pause away
+	CreateSandbox               // create the network namespace, the address and the pause process
+	EnsureImage                 // find the container's image on the node, or pull it
+	StartContainer              // create and start the container, then run its postStart hook
+	KillContainer               // run the preStop hook, then SIGTERM, then SIGKILL
+	RemoveContainer             // remove an ended instance from the runtime, with its log
+	AwaitGate                   // wait at most one second until no proxy routes to the pod
+	StopSandbox                 // remove the network, stop pause
 	UnmountVolumes
-	RemoveSandbox  // the record, and those of its containers
-	ReportGone     // nothing is left
-	Cancel         // end the action named by Target early
-	RefreshVolumes // rewrite projected content that changed; the worker's own, never planned by Step
-	ResizePod      // give the pod's cgroups the resources that were granted
+	RemoveSandbox  // remove the sandbox from the runtime, with its containers
+	ReportGone     // report that nothing is left of the pod
+	Cancel         // cancel the running action with the key Target
+	RefreshVolumes // rewrite changed projected volumes; the worker adds it, Step never plans it
+	ResizePod      // apply the granted resources to the pod's cgroups
 )
 
 func (k Kind) String() string {
@@ -32,19 +32,20 @@ func (k Kind) String() string {
 		"unmount-volumes", "remove-sandbox", "report-gone", "cancel", "refresh-volumes", "resize"}[k]
 }
 
-// Action is one thing to do. Actions of one plan are independent of each other.
+// Action is one operation on a pod. The actions of one plan are independent of each other.
 type Action struct {
 	Kind      Kind
-	Container string        // name
-	ID        string        // of the container or sandbox acted on; for a start, of the sandbox
-	Attempt   uint32        // of the container or sandbox to be made
-	Delay     time.Duration // of a start: the restart delay it comes after
-	Grace     time.Duration // of a kill
-	Why       string        // of a kill: its event's message
-	Target    string        // of a cancel: the key
+	Container string        // container name
+	ID        string        // ID of the container or sandbox; for StartContainer, of the sandbox
+	Attempt   uint32        // attempt number of the new container or sandbox
+	Delay     time.Duration // StartContainer: the restart delay that preceded it
+	Grace     time.Duration // KillContainer: the grace period
+	Why       string        // KillContainer: the message of its event
+	Target    string        // Cancel: the key of the action to cancel
 }
 
-// Key names what an action works on: two actions with one key never run at once.
+// Key returns the object that an action works on. Two actions with the same key never run at the
+// same time.
 func (a Action) Key() string {
 	switch a.Kind {
 	case MountVolumes, UnmountVolumes, RefreshVolumes:
@@ -95,16 +96,16 @@ func (a Action) String() string {
 	}
 }
 
-// Plan is Step's answer.
+// Plan is the result of Step.
 type Plan struct {
 	Actions []Action
-	Wake    time.Time // when to look again although nothing happened; zero = never
-	Done    bool      // nothing is left to do for ever: the worker may end
+	Wake    time.Time // when to plan again even if nothing changes; zero = never
+	Done    bool      // nothing is left to do: the worker may exit
 }
 
 func (p *Plan) add(a Action) { p.Actions = append(p.Actions, a) }
 
-// wakeAt keeps the earliest time.
+// wakeAt sets Wake to t, unless Wake is earlier. It ignores a zero t.
 func (p *Plan) wakeAt(t time.Time) {
 	if !t.IsZero() && (p.Wake.IsZero() || t.Before(p.Wake)) {
 		p.Wake = t

@@ -15,13 +15,15 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// safeSysctls are namespaced and harmless to other pods, as documented.
+// safeSysctls are the sysctls that Kubernetes documents as safe: they are namespaced and do not
+// affect other pods.
 var safeSysctls = []string{"kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range",
 	"net.ipv4.ip_unprivileged_port_start", "net.ipv4.ip_local_reserved_ports", "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout",
 	"net.ipv4.tcp_keepalive_intvl", "net.ipv4.tcp_keepalive_probes", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"}
 
-// Admit checks on the node what the scheduler promised: the pod may have been bound by
-// hand, or two schedulers may have raced. nil admits; otherwise the pod fails for good. Pure.
+// Admit checks again on the node whether the pod fits. The pod may have been bound without a
+// scheduler, or two schedulers may have raced. It returns nil for an admitted pod. A Stop fails the
+// pod permanently. Pure.
 func Admit(pod *v1.Pod, others []*v1.Pod, node *v1.Node) *Stop {
 	refuse := func(reason, format string, args ...any) *Stop {
 		return refusal(pod, reason, format, args...)
@@ -34,7 +36,7 @@ func Admit(pod *v1.Pod, others []*v1.Pod, node *v1.Node) *Stop {
 			if !slices.Contains(safeSysctls, s.Name) {
 				return refuse("SysctlForbidden", "forbidden sysctl: %q not allowlisted", s.Name)
 			}
-			// The node's own is not the pod's to set.
+			// A pod in the host's namespace must not set the host's sysctls.
 			if pod.Spec.HostNetwork && strings.HasPrefix(s.Name, "net.") {
 				return refuse("SysctlForbidden", "forbidden sysctl: %q not allowed with host net enabled", s.Name)
 			}
@@ -58,9 +60,10 @@ func Admit(pod *v1.Pod, others []*v1.Pod, node *v1.Node) *Stop {
 	return outOf(pod, others, node, refuse)
 }
 
-// pressure are the conditions of the node for which it does not take the pod. Short of memory it takes those that requested
-// some, and those that tolerate the taint; short of disk none but those without which it may not work. What it had taken
-// before a reboot it does not refuse: that goes one by one, if it has to.
+// pressure returns the node conditions for which the pod must be rejected. Under memory pressure
+// alone, a pod is admitted if it requests resources (it is not BestEffort) or tolerates the
+// memory-pressure taint. Critical pods are never rejected, nor are pods that were admitted before a
+// reboot: eviction handles those one at a time.
 func pressure(pod *v1.Pod, node *v1.Node) (pressed []v1.NodeConditionType) {
 	if agent.IsCritical(pod) || pod.Status.StartTime != nil {
 		return nil
@@ -93,7 +96,7 @@ func outOf(pod *v1.Pod, others []*v1.Pod, node *v1.Node, refuse func(string, str
 	want := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	var names []string
 	for name := range want {
-		// An extended resource that the node has never heard of is managed elsewhere: by a scheduler's extender.
+		// Skip an extended resource that the node does not have: a scheduler extender manages it.
 		if _, known := alloc[name]; known || !extended(string(name)) {
 			names = append(names, string(name))
 		}
@@ -110,7 +113,7 @@ func outOf(pod *v1.Pod, others []*v1.Pod, node *v1.Node, refuse func(string, str
 	return nil
 }
 
-// extended says whether a resource is of somebody else's making than Kubernetes'.
+// extended reports whether name is an extended resource, outside the kubernetes.io domain.
 func extended(name string) bool {
 	return strings.Contains(name, "/") && !strings.Contains(name, "kubernetes.io/")
 }

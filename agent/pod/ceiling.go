@@ -10,14 +10,15 @@ import (
 	"k8s.io/pod-security-admission/policy"
 )
 
-// Ceiling is the Pod Security level above which a node runs no pod, whoever has
-// bound it: the node's own word beside that of the API's admission. nil lets everything pass.
+// Ceiling is the highest Pod Security level at which this node runs pods, whichever component has
+// bound the pod. It applies in addition to the API's admission. A nil Ceiling admits every pod.
 type Ceiling struct {
 	level  psa.LevelVersion
 	checks policy.Evaluator
 }
 
-// ParseCeiling reads LEVEL or LEVEL:VERSION ("baseline", "restricted:v1.30"). "privileged" is no ceiling.
+// ParseCeiling parses LEVEL or LEVEL:VERSION ("baseline", "restricted:v1.30"). It returns nil for
+// "privileged".
 func ParseCeiling(text string) (*Ceiling, error) {
 	name, version, versioned := strings.Cut(text, ":")
 	level, err := psa.ParseLevel(name)
@@ -39,7 +40,7 @@ func ParseCeiling(text string) (*Ceiling, error) {
 	return c, nil
 }
 
-// Check refuses a pod above the ceiling; nil lets it pass. Pure.
+// Check returns the rejection of a pod that violates the level, or nil. Pure.
 func (c *Ceiling) Check(pod *v1.Pod) *Stop {
 	if c == nil {
 		return nil
@@ -57,14 +58,14 @@ func refusal(pod *v1.Pod, reason, format string, args ...any) *Stop {
 		Grace: grace(pod), Refused: true}
 }
 
-// Incapable refuses a pod that asks for what this agent would leave out: the API
-// refuses such pods too, and an agent may be older than the API. nil lets it pass. Pure.
+// Incapable rejects a pod that uses a field which this agent does not implement, or returns nil.
+// The API rejects such pods too, but the agent may be older than the API. Pure.
 func Incapable(pod *v1.Pod) *Stop {
 	spec, at := &pod.Spec, field.NewPath("spec")
 	unable := func(at *field.Path, what string) *Stop {
 		return refusal(pod, "UnsupportedField", "%s: this node %s", at, what)
 	}
-	// The order, the reasons and the messages are those of a kubelet.
+	// The order, the reasons and the messages are those of the kubelet.
 	switch system, labeled := pod.Labels[v1.LabelOSStable]; {
 	case labeled && system != string(v1.Linux):
 		return refusal(pod, "PodOSSelectorNodeLabelDoesNotMatch",

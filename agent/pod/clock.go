@@ -6,13 +6,15 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Stamps come from the wall clock of this node or of another, which may be set while pods run: an hour back or forth.
-// Delays are kept by the clock of this process, which nobody sets. A stamp is therefore turned into a time of that
-// clock when it is first seen, and compared as that from then on; it is shown as it is.
+// Time stamps come from the wall clock of this node or of another node. A wall clock may be changed
+// while pods run. Delays are measured by the monotonic clock of this process. Therefore each stamp is
+// converted to a monotonic time when it is first seen, and only the converted time is compared. The
+// status shows the original stamp.
 
-// anchor is when something happened that has the wall-clock stamp: now, less its age by the wall clock. An age
-// that cannot be is none: nothing is of the future, nor before notBefore, when it was known not to have happened
-// yet (zero: not known).
+// anchor returns the time, by this process's monotonic clock, of an event with the given wall-clock
+// stamp: now minus the stamp's age. It returns now if the stamp is zero, lies in the future, or
+// would be before notBefore. notBefore is a time at which the event had certainly not happened yet;
+// zero means unknown.
 func anchor(stamp, notBefore, now time.Time) time.Time {
 	age := now.Round(0).Sub(stamp.Round(0))
 	if stamp.IsZero() || age < 0 {
@@ -25,18 +27,19 @@ func anchor(stamp, notBefore, now time.Time) time.Time {
 	return at
 }
 
-// clocks are what a worker knows of its containers and sandboxes by this process's clock.
+// clocks stores a worker's monotonic times of its containers and sandboxes.
 type clocks struct {
-	alive map[string]time.Time // container → when it was last known not to have ended
-	began map[string]time.Time // container → when it was started
-	born  map[string]time.Time // sandbox → when it was made
+	alive map[string]time.Time // by container ID: when it was last seen not to have ended
+	began map[string]time.Time // by container ID: when it was started
+	born  map[string]time.Time // by sandbox ID: when it was created
 }
 
 func newClocks() clocks {
 	return clocks{alive: map[string]time.Time{}, began: map[string]time.Time{}, born: map[string]time.Time{}}
 }
 
-// note sets the times of a container that was looked at between asked and now.
+// note sets the monotonic times of a container. The runtime was queried about it between asked and
+// now.
 func (k clocks) note(c *Container, asked, now time.Time) {
 	if c.State == Running && k.began[c.ID].IsZero() {
 		k.began[c.ID] = anchor(c.Started, k.alive[c.ID], now)
@@ -53,7 +56,7 @@ func (k clocks) note(c *Container, asked, now time.Time) {
 	case c.Started.IsZero():
 	case !c.Began.IsZero():
 		c.Ran = c.Ended.Sub(c.Began)
-	default: // started and ended between two looks, or before this process
+	default: // started and ended between two observations, or before this process started
 		c.Ran = max(0, c.Finished.Sub(c.Started))
 		if !alive.IsZero() {
 			c.Ran = min(c.Ran, c.Ended.Sub(alive))
@@ -61,7 +64,8 @@ func (k clocks) note(c *Container, asked, now time.Time) {
 	}
 }
 
-// end is when an ended container ended, by the clock that delays are kept by.
+// end returns when an ended container has ended, by the monotonic clock if known, else by its
+// stamp.
 func (c Container) end() time.Time {
 	if c.Ended.IsZero() {
 		return c.Finished
@@ -69,7 +73,7 @@ func (c Container) end() time.Time {
 	return c.Ended
 }
 
-// ran is how long it ran.
+// ran returns how long an ended container ran; 0 if it was never started.
 func (c Container) ran() time.Duration {
 	switch {
 	case !c.Ended.IsZero():
@@ -80,7 +84,7 @@ func (c Container) ran() time.Duration {
 	return c.Finished.Sub(c.Started)
 }
 
-// started is when a running container was started.
+// started returns when a container was started, by the monotonic clock if known.
 func (c Container) started() time.Time {
 	if c.Began.IsZero() {
 		return c.Started
@@ -88,7 +92,7 @@ func (c Container) started() time.Time {
 	return c.Began
 }
 
-// made is when a sandbox was made.
+// made returns when a sandbox was created, by the monotonic clock if known.
 func (s Sandbox) made() time.Time {
 	if s.Born.IsZero() {
 		return s.Created
@@ -96,8 +100,9 @@ func (s Sandbox) made() time.Time {
 	return s.Born
 }
 
-// deletionDeadline is when the grace period of a deleted pod ends, by this process's clock; zero for one that is not
-// deleted. notBefore is as for anchor.
+// deletionDeadline returns when the grace period of a deleted pod ends, by this process's clock. It
+// is zero for a pod that is not deleted. notBefore is a time at which the pod was not yet deleted;
+// see anchor.
 func deletionDeadline(pod *v1.Pod, notBefore, now time.Time) time.Time {
 	if pod.DeletionTimestamp == nil {
 		return time.Time{}
@@ -109,7 +114,7 @@ func deletionDeadline(pod *v1.Pod, notBefore, now time.Time) time.Time {
 	return anchor(pod.DeletionTimestamp.Add(-given), notBefore, now).Add(given)
 }
 
-// since is when the pod was acknowledged.
+// since returns when the agent acknowledged the pod, by the monotonic clock if known.
 func (o *Observed) since() time.Time {
 	if o.Since.IsZero() {
 		return o.StartTime

@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// conditions sets those that a node owns and keeps all others.
+// conditions sets the pod conditions that a node owns and keeps all others.
 func (g *gen) conditions(st *v1.PodStatus) {
 	_, sandbox := g.o.sandbox()
 	g.condition(st, v1.PodReadyToStartContainers, sandbox, "", "")
@@ -37,7 +37,8 @@ func (g *gen) conditions(st *v1.PodStatus) {
 	}
 }
 
-// resizing tells of a resize that is not over. Both conditions are there only while they are true.
+// resizing sets the conditions of a resize in progress. PodResizePending and PodResizeInProgress
+// exist only while true.
 func (g *gen) resizing(st *v1.PodStatus) {
 	st.Conditions = slices.DeleteFunc(st.Conditions, func(c v1.PodCondition) bool {
 		return c.Type == v1.PodResizePending && !g.pendingResize() || c.Type == v1.PodResizeInProgress && !g.openResize()
@@ -55,8 +56,9 @@ func (g *gen) resizing(st *v1.PodStatus) {
 	}
 }
 
-// pendingResize says that the node has not granted what the spec asks for, openResize that what it granted is not all in
-// effect. Neither is said of a pod that ends.
+// pendingResize reports whether the node has not granted the resources of the spec. openResize
+// reports whether granted resources are not fully in effect yet. Both return false for a pod that
+// is stopping or has ended.
 func (g *gen) pendingResize() bool {
 	return g.o.Resize.Pending != "" && g.d.Stop == nil && !final(g.pod)
 }
@@ -124,7 +126,7 @@ func find(conds []v1.PodCondition, t v1.PodConditionType) *v1.PodCondition {
 	return nil
 }
 
-// condition sets one; the transition time moves only with the status.
+// condition sets one condition. Its transition time changes only with its status.
 func (g *gen) condition(st *v1.PodStatus, t v1.PodConditionType, value bool, reason, message string) {
 	g.conditionOf(st, t, value, reason, message, g.pod.Generation)
 }

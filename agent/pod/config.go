@@ -19,31 +19,34 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Annotations on containers and sandboxes: what the worker has to know again after a restart.
+// Annotations on containers and sandboxes. They hold the values that a worker needs after a restart
+// of the agent.
 const (
 	annHash         = "keelson.dev/container-hash"
 	annDelay        = "keelson.dev/restart-delay"
 	annRestartCount = "io.kubernetes.container.restartCount"
 	annTermPath     = "io.kubernetes.container.terminationMessagePath"
 	annTermPolicy   = "io.kubernetes.container.terminationMessagePolicy"
-	annTermFile     = "keelson.dev/termination-file" // on the host
+	annTermFile     = "keelson.dev/termination-file" // path on the host
 	annGrace        = "io.kubernetes.pod.terminationGracePeriod"
 )
 
-// logDirectory is where a pod's logs are, as every log collector knows it.
+// logDirectory returns a pod's log directory, in the layout that log collectors expect:
+// NAMESPACE_NAME_UID.
 func logDirectory(root string, pod *v1.Pod) string {
 	return filepath.Join(root, pod.Namespace+"_"+pod.Name+"_"+string(pod.UID))
 }
 
-// nameByLogs gives pods of which no more than the UID is left the namespace and the name that their folders of logs tell. A folder
-// of a UID that nothing else tells of stays: it may be another's, of a kubelet that was or is on this machine.
+// nameByLogs fills in the namespace and the name of pods of which only the UID is known. It reads
+// them from the names of the log directories. A log directory of an unknown UID stays: it may
+// belong to a kubelet on this machine.
 func nameByLogs(root string, pods map[types.UID]*v1.Pod) error {
 	entries, err := os.ReadDir(root)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	for _, e := range entries {
-		parts := strings.Split(e.Name(), "_") // of which none can hold another
+		parts := strings.Split(e.Name(), "_") // none of the three parts can contain an underscore
 		if !e.IsDir() || len(parts) != 3 || parts[0] == "" || parts[1] == "" {
 			continue
 		}
@@ -54,7 +57,7 @@ func nameByLogs(root string, pods map[types.UID]*v1.Pod) error {
 	return nil
 }
 
-// logPath is a container's log below the pod's directory.
+// logPath returns the path of a container's log relative to the pod's log directory.
 func logPath(name string, attempt uint32) string {
 	return filepath.Join(name, strconv.FormatUint(uint64(attempt), 10)+".log")
 }
@@ -68,7 +71,7 @@ func podLabels(pod *v1.Pod) map[string]string {
 	return l
 }
 
-// sandboxConfig describes the pod's sandbox.
+// sandboxConfig returns the CRI configuration of the pod's sandbox.
 func (w *worker) sandboxConfig(pod *v1.Pod, attempt uint32) (*cri.PodSandboxConfig, error) {
 	host, err := hostname(pod, w.cfg.Objects.Cluster().Domain)
 	if err != nil {
@@ -155,7 +158,8 @@ func protocol(p v1.Protocol) cri.Protocol {
 	}
 }
 
-// containerConfig describes one instance of a container. Errors are what a CreateContainerConfigError says.
+// containerConfig returns the CRI configuration of one instance of a container. An error becomes
+// the message of CreateContainerConfigError.
 func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, spec *v1.Container, a Action, image agent.ImageConfig, ref string, mounts map[string]agent.Mount) (*cri.ContainerConfig, error) {
 	if err := verifyNonRoot(pod, spec, image.User); err != nil {
 		return nil, err
@@ -225,7 +229,8 @@ func expandAll(in []string, lookup func(string) (string, bool)) []string {
 	return out
 }
 
-// mounts are the container's volume mounts, and /etc/hosts.
+// mounts returns the container's volume mounts, and a mount of /etc/hosts unless the container
+// mounts its own there.
 func (w *worker) mounts(ctx context.Context, pod *v1.Pod, spec *v1.Container, volumes map[string]agent.Mount, lookup func(string) (string, bool)) ([]*cri.Mount, error) {
 	var out []*cri.Mount
 	hosts := false
@@ -281,14 +286,15 @@ func (w *worker) mounts(ctx context.Context, pod *v1.Pod, spec *v1.Container, vo
 	return out, nil
 }
 
-// A pod's pseudoterminals, and the least that each of its containers may have.
+// podTerminals is the number of pseudoterminals of a pod. leastTerminals is the minimum for each of
+// its containers.
 const (
 	podTerminals   = 256
 	leastTerminals = 16
 )
 
-// terminals returns how many pseudoterminals each container of a pod may have open, so that one pod cannot take all of
-// the machine's.
+// terminals returns how many pseudoterminals each container of a pod may have open, so that one pod
+// cannot use all pseudoterminals of the machine.
 func terminals(pod *v1.Pod) int {
 	count := len(pod.Spec.InitContainers) + len(pod.Spec.Containers) + len(pod.Spec.EphemeralContainers)
 	return max(leastTerminals, podTerminals/max(1, count))

@@ -13,12 +13,13 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// After a reboot a pod of the checkpoint may have been replaced: its Node was deleted, it was deleted by
-// force, or its node was declared out of service. So its containers are started only after a control
-// plane has confirmed the assignment. Pods whose replacement could only be on this node start at once.
+// After a reboot, a pod in the agent's checkpoint may have been replaced on another node. Its Node
+// or the pod itself may have been deleted by force, or the node declared out of service. Therefore
+// its containers are started only after a control plane has confirmed the assignment. Pods that can
+// only be replaced on this node start at once.
 
-// confirmation is the record in the run folder that a control plane confirmed the assignment during a
-// boot of the machine. Fields may be added: unknown fields are ignored.
+// confirmation is the file in the run directory which records that a control plane confirmed the
+// assignment during one boot of the machine. Fields may be added: unknown fields are ignored.
 type confirmation struct {
 	Version int    `json:"version"`
 	Boot    string `json:"boot"`
@@ -30,8 +31,8 @@ func (c *Config) confirmationFile() string {
 	return filepath.Join(c.Paths.Run, "assignment-confirmed.json")
 }
 
-// confirmedInBoot reports whether a control plane confirmed the assignment since the machine was booted,
-// to this agent or to an earlier one.
+// confirmedInBoot reports whether a control plane has confirmed the assignment since the machine
+// was booted, to this agent process or to an earlier one.
 func (c *Config) confirmedInBoot() bool {
 	var r confirmation
 	err := durable.ReadJSON(c.confirmationFile(), &r)
@@ -42,7 +43,8 @@ func (c *Config) confirmedInBoot() bool {
 	return err == nil && r.Boot == c.BootID
 }
 
-// localTo reports whether a pod belongs to its node and cannot have been replaced on another node.
+// localTo reports whether a pod cannot have been replaced on another node: it is a static pod or
+// belongs to a DaemonSet.
 func localTo(p *v1.Pod) bool {
 	if _, static := p.Annotations[v1.MirrorPodAnnotationKey]; static {
 		return true
@@ -51,7 +53,7 @@ func localTo(p *v1.Pod) bool {
 	return owner != nil && owner.Kind == "DaemonSet" && strings.HasPrefix(owner.APIVersion, "apps/")
 }
 
-// expectConfirmation decides whether pods wait for a control plane. It is called before the first
+// expectConfirmation sets whether pods must wait for a control plane. It is called before the first
 // decision about a pod.
 func (s *Set) expectConfirmation() {
 	select {
@@ -65,8 +67,8 @@ func (s *Set) expectConfirmation() {
 	s.unconfirmed = waits
 }
 
-// confirm starts the pods that waited for a control plane, and records the confirmation for the agents
-// that follow in this boot.
+// confirm lets the waiting pods start, and records the confirmation for later agent processes of
+// this boot.
 func (s *Set) confirm() {
 	s.mu.Lock()
 	s.unconfirmed = false
@@ -74,7 +76,8 @@ func (s *Set) confirm() {
 	s.recordConfirmation()
 }
 
-// recordConfirmation writes the record. Without the record the next agent waits for a control plane.
+// recordConfirmation writes the confirmation file once. Without the file, the next agent process
+// waits for a control plane.
 func (s *Set) recordConfirmation() {
 	if s.recorded {
 		return
@@ -91,13 +94,15 @@ func (s *Set) recordConfirmation() {
 	s.recorded = true
 }
 
-// waits reports whether a pod must not be started before a control plane has confirmed it. A pod that
-// runs since an earlier agent of this boot goes on, and so does the end of a pod. The lock is held.
+// waits reports whether a pod must not be started before a control plane has confirmed it. Pods
+// that already run since an earlier agent process of this boot go on, and pods that are being
+// deleted still stop. The lock is held.
 func (s *Set) waits(p *v1.Pod) bool {
 	return s.unconfirmed && !s.running[p.UID] && p.DeletionTimestamp == nil && !final(p) && !localTo(p)
 }
 
-// tellWaiting logs how many pods wait for a control plane. The lock is held.
+// tellWaiting logs the number of pods that wait for a control plane, if it changed. The lock is
+// held.
 func (s *Set) tellWaiting(pods int) {
 	if pods != s.waiting {
 		s.cfg.Log.Info("pods wait until a control plane has confirmed their assignment, since the machine was booted "+

@@ -10,8 +10,9 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// devicesOf are the devices that a container sees: those of the claims that it names, or of one request of a claim, with
-// the alternative that was chosen for it. Each is named once.
+// devicesOf returns the CDI devices of a container, each once: those of the resource claims that it
+// references. A reference may be limited to one request of a claim; this includes the subrequest
+// that was allocated for it.
 func devicesOf(spec *v1.Container, all agent.ClaimedDevices) []*cri.CDIDevice {
 	var out []*cri.CDIDevice
 	seen := map[string]bool{}
@@ -31,8 +32,8 @@ func devicesOf(spec *v1.Container, all agent.ClaimedDevices) []*cri.CDIDevice {
 	return out
 }
 
-// blockDevices are the volumes that a container has as block devices. One that is read-only may be read, and may be made
-// a device file of, and no more.
+// blockDevices returns the volumes that a container uses as block devices. A read-only volume
+// permits reading and mknod only.
 func blockDevices(spec *v1.Container, volumes map[string]agent.Mount) ([]*cri.Device, error) {
 	var out []*cri.Device
 	for _, d := range spec.VolumeDevices {

@@ -22,13 +22,14 @@ const (
 	maxSearchChars = 2048
 )
 
-// The reasons of Events about a pod's resolv.conf, as kubelet has them.
+// The event reasons for a pod's resolv.conf, as in the kubelet.
 const (
 	reasonDNSForming  = "DNSConfigForming"
 	reasonDNSFallback = "MissingClusterDNS"
 )
 
-// dns is the pod's resolv.conf. What had to be left out of it, or is not as the pod wants it, is told in Events.
+// dns returns the pod's resolv.conf. It emits an event for each entry that was omitted or differs
+// from the pod's DNS policy.
 func (w *worker) dns(pod *v1.Pod) (*cri.DNSConfig, error) {
 	var servers []string
 	if w.cfg.ClusterDNS != nil {
@@ -45,18 +46,19 @@ func (w *worker) dns(pod *v1.Pod) (*cri.DNSConfig, error) {
 	c, told := resolvers(pod, host, servers, w.cfg.Objects.Cluster().Domain)
 	for _, e := range told {
 		if e.reason == reasonDNSFallback && w.cfg.ClusterDNS == nil {
-			continue // nobody has said that there should be one
+			continue // no cluster DNS is configured, so its absence is expected
 		}
 		w.events.event(pod, "", v1.EventTypeWarning, e.reason, e.message)
 	}
 	return c, nil
 }
 
-// resolvedConf is where systemd-resolved writes which servers it asks itself.
+// resolvedConf is the file in which systemd-resolved lists its upstream servers.
 const resolvedConf = "/run/systemd/resolve/resolv.conf"
 
-// nodeResolv is the node's resolv.conf. Where it names resolvers of the node's own loopback alone, as systemd-resolved has it,
-// nobody answers there in a pod with a network of its own: it has the servers that those ask.
+// nodeResolv returns the text of the node's resolv.conf. If that file names only loopback resolvers
+// (systemd-resolved), a pod with its own network cannot reach them. Such a pod gets the upstream
+// servers of systemd-resolved, if there are any.
 func (w *worker) nodeResolv(pod *v1.Pod) (string, error) {
 	file, resolved := cmp.Or(w.cfg.ResolvConf, "/etc/resolv.conf"), cmp.Or(w.cfg.ResolvedConf, resolvedConf)
 	host, err := readOrNone(file)
@@ -73,10 +75,10 @@ func (w *worker) nodeResolv(pod *v1.Pod) (string, error) {
 	return host, err
 }
 
-// maxResolv bounds the node's resolver configuration.
+// maxResolv bounds the bytes read of the node's resolver configuration.
 const maxResolv = 1 << 20
 
-// readOrNone is a file's text, and none of one that is not there.
+// readOrNone returns the text of a file, or "" if the file does not exist.
 func readOrNone(file string) (string, error) {
 	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -93,13 +95,15 @@ func readOrNone(file string) (string, error) {
 	return string(b), nil
 }
 
-// reachable says whether a server may be asked from another network than its own: what is no address is left to resolvers.
+// reachable reports whether a nameserver can be reached from another network namespace: it is not a
+// loopback address. A string that is not an address counts as reachable.
 func reachable(server string) bool {
 	a, err := netip.ParseAddr(server)
 	return err != nil || !a.Unmap().IsLoopback()
 }
 
-// dnsPolicy is the pod's policy: ClusterFirst is for pods with a network of their own.
+// dnsPolicy returns the effective DNS policy: ClusterFirst becomes Default for a pod in the host's
+// network.
 func dnsPolicy(pod *v1.Pod) v1.DNSPolicy {
 	if (pod.Spec.DNSPolicy == v1.DNSClusterFirst || pod.Spec.DNSPolicy == "") && pod.Spec.HostNetwork {
 		return v1.DNSDefault
@@ -107,10 +111,12 @@ func dnsPolicy(pod *v1.Pod) v1.DNSPolicy {
 	return pod.Spec.DNSPolicy
 }
 
-// dnsEvent is something to be told of a pod's resolv.conf.
+// dnsEvent is a warning event about a pod's resolv.conf.
 type dnsEvent struct{ reason, message string }
 
-// resolvers forms the pod's resolv.conf of the node's, host, and of the cluster's servers.
+// resolvers builds the pod's resolv.conf from host, the text of the node's resolv.conf, and from
+// servers, the addresses of the cluster DNS. domain is the cluster domain. It also returns the
+// events to emit.
 func resolvers(pod *v1.Pod, host string, servers []string, domain string) (*cri.DNSConfig, []dnsEvent) {
 	c := &cri.DNSConfig{}
 	var told []dnsEvent
@@ -118,7 +124,7 @@ func resolvers(pod *v1.Pod, host string, servers []string, domain string) (*cri.
 	if policy != v1.DNSNone {
 		c = parseResolv(host)
 	}
-	nodes := true // the servers
+	nodes := true // whether the servers are the node's
 	if policy == v1.DNSClusterFirst || policy == v1.DNSClusterFirstWithHostNet || policy == "" {
 		if len(servers) == 0 {
 			told = append(told, dnsEvent{reasonDNSFallback, fmt.Sprintf(
@@ -147,7 +153,8 @@ func cmpPolicy(p v1.DNSPolicy) v1.DNSPolicy {
 	return p
 }
 
-// limitDNS cuts a resolv.conf to what resolvers read of it, and says what is left.
+// limitDNS truncates a resolv.conf to the limits of resolvers. It returns an event for each
+// truncation.
 func limitDNS(c *cri.DNSConfig) (told []dnsEvent) {
 	if len(c.Servers) > maxNameservers {
 		c.Servers = c.Servers[:maxNameservers]
@@ -169,8 +176,8 @@ func limitDNS(c *cri.DNSConfig) (told []dnsEvent) {
 	return told
 }
 
-// mergeDNS adds what the pod itself says: servers and domains come after those of its policy, options replace those of
-// the same name.
+// mergeDNS adds the pod's dnsConfig: its servers and search domains come after those of the policy.
+// Its options replace options of the same name.
 func mergeDNS(c *cri.DNSConfig, extra *v1.PodDNSConfig) *cri.DNSConfig {
 	if extra != nil {
 		c.Servers = append(c.Servers, extra.Nameservers...)
@@ -201,7 +208,8 @@ func unique(in []string) []string {
 	return out
 }
 
-// parseResolv reads a resolv.conf as resolvers do: the last search line counts, and options add up.
+// parseResolv parses a resolv.conf as resolvers do: the last search line counts, and options add
+// up.
 func parseResolv(text string) *cri.DNSConfig {
 	c := &cri.DNSConfig{}
 	for line := range strings.Lines(text) {

@@ -13,18 +13,20 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// errNoSandbox says that the sandbox for which a container was made did not come up.
+// errNoSandbox is the error of a container that was created in a sandbox whose network setup then
+// failed.
 var errNoSandbox = errors.New("the sandbox did not come up")
 
-// attachment is a sandbox whose network is being attached while containers are made in it.
+// attachment is a sandbox whose network is being set up while containers are already created in it.
 type attachment struct {
 	id   string
-	done chan struct{} // closed when the outcome is known
-	ips  []string      // then; of the host's network none
+	done chan struct{} // closed when the network setup has succeeded or failed
+	ips  []string      // set before done is closed; empty for the host's network
 	err  error
 }
 
-// failed waits until the outcome is known, and says whether it is bad. A nil attachment has not failed.
+// failed waits until the network setup has ended or ctx is done. It reports whether the setup
+// failed. A nil attachment has not failed.
 func (a *attachment) failed(ctx context.Context) bool {
 	if a == nil {
 		return false
@@ -37,8 +39,8 @@ func (a *attachment) failed(ctx context.Context) bool {
 	}
 }
 
-// runSandbox runs a sandbox. With a runtime that can, containers are made in the pod's first one as soon as it can
-// hold them.
+// runSandbox creates a sandbox. If the runtime supports it, containers are created in the sandbox
+// before its network is ready.
 func (w *worker) runSandbox(ctx context.Context, q *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
 	runtime, ok := w.cfg.Runtime.(agent.EarlyRuntime)
 	if !ok {
@@ -59,7 +61,7 @@ func (w *worker) runSandbox(ctx context.Context, q *cri.RunPodSandboxRequest) (*
 	return res, err
 }
 
-// addresses asks for the addresses of a sandbox.
+// addresses queries the runtime for the IP addresses of a sandbox.
 func (w *worker) addresses(ctx context.Context, id string) ([]string, error) {
 	st, err := w.cfg.Runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id})
 	if err != nil {
@@ -80,7 +82,8 @@ func sandboxIPs(st *cri.PodSandboxStatus) []string {
 	return ips
 }
 
-// attachment returns the one of a sandbox whose containers are made ahead; nil for any other sandbox.
+// attachment returns the attachment of the sandbox with this ID, or nil if its containers are not
+// created early.
 func (w *worker) attachment(sandbox string) *attachment {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -90,8 +93,9 @@ func (w *worker) attachment(sandbox string) *attachment {
 	return nil
 }
 
-// awaitNetwork waits until the sandbox of a container that was made ahead has its network, and gives what was made
-// without knowing the pod's addresses its final form. It returns the pod with its addresses.
+// awaitNetwork waits until the sandbox has its network, and returns the pod with its addresses. It
+// also rewrites the hosts file, which was written for the early container without the pod's
+// addresses.
 func (w *worker) awaitNetwork(ctx context.Context, pod *v1.Pod, at *attachment) (*v1.Pod, error) {
 	select {
 	case <-ctx.Done():
@@ -112,7 +116,7 @@ func (w *worker) awaitNetwork(ctx context.Context, pod *v1.Pod, at *attachment) 
 	if len(at.ips) > 0 {
 		p.Status.PodIP = at.ips[0]
 	}
-	// Where every container brings its own /etc/hosts, none exists of ours.
+	// The agent's hosts file does not exist if every container mounts its own /etc/hosts.
 	if _, err := os.Stat(filepath.Join(directory(w.cfg.Paths, pod.UID), "etc-hosts")); err == nil {
 		if _, err := w.hostsFile(&p); err != nil {
 			return nil, &reasoned{"RunContainerError", err}
@@ -121,7 +125,8 @@ func (w *worker) awaitNetwork(ctx context.Context, pod *v1.Pod, at *attachment) 
 	return &p, nil
 }
 
-// awaitPolicies waits until the network policies of a pod hold for the addresses of its sandbox.
+// awaitPolicies waits until the network policies of a pod are enforced for the addresses of its
+// sandbox.
 func (w *worker) awaitPolicies(ctx context.Context, pod *v1.Pod, sandbox string, at *attachment) error {
 	if w.cfg.Policies == nil || pod.Spec.HostNetwork {
 		return nil

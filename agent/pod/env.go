@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// expand replaces $(NAME) by its value, $$ by $, and leaves unknown names as they are.
+// expand replaces $(NAME) by its value and $$ by $, and leaves unknown names unchanged.
 func expand(s string, lookup func(string) (string, bool)) string {
 	if !strings.Contains(s, "$") {
 		return s
@@ -50,14 +50,15 @@ func expand(s string, lookup func(string) (string, bool)) string {
 	return b.String()
 }
 
-// environ is everything a container's environment is made from.
+// environ holds the inputs of a container's environment.
 type environ struct {
 	objects     agent.Objects
 	pod         *v1.Pod // with status, for the downward API
 	allocatable v1.ResourceList
 }
 
-// build returns the variables in the order in which they were given, those of services last.
+// build returns the container's environment in the order of its definition, followed by the service
+// variables.
 func (e environ) build(spec *v1.Container) ([]*cri.KeyValue, error) {
 	services := e.services()
 	values := map[string]string{}
@@ -138,7 +139,7 @@ func (e environ) from(f *v1.EnvFromSource, set func(name, value string)) error {
 	return nil
 }
 
-// value resolves one variable; ok is false when an optional source is missing.
+// value returns the value of one variable. ok is false if an optional source does not exist.
 func (e environ) value(spec *v1.Container, v *v1.EnvVar) (value string, ok bool, err error) {
 	f := v.ValueFrom
 	switch {
@@ -184,8 +185,8 @@ func missing(optional bool, err error) error {
 	return err
 }
 
-// services are the variables that tell of Services: default/kubernetes always, and
-// those of the pod's own namespace unless enableServiceLinks is false.
+// services returns the environment variables of Services: default/kubernetes always, and the
+// Services of the pod's namespace unless enableServiceLinks is false.
 func (e environ) services() map[string]string {
 	out := map[string]string{}
 	links := e.pod.Spec.EnableServiceLinks == nil || *e.pod.Spec.EnableServiceLinks

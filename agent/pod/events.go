@@ -12,29 +12,30 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// recorder words events. The same event told again keeps its name and counts up; a new
-// message under the same name replaces the old one in the control plane.
+// recorder emits the events of one pod. A repeated event keeps its name and increments its count. A
+// changed event of the same name replaces the old one in the control plane.
 type recorder struct {
 	reporter agent.Reporter
 	node     string
-	mute     bool // an orphan's: the pod is no object any more
+	mute     bool // for an orphan: its pod no longer exists in the API
 	now      func() time.Time
 
 	mu     sync.Mutex
 	seen   map[string]*v1.Event
-	spent  float64 // events told lately: refilled as time passes
+	spent  float64 // recently emitted events; decreases over time
 	filled time.Time
-	stamp  int64 // in the last event's name
+	stamp  int64 // suffix of the last event name
 }
 
-// A pod may tell 25 events at once and one more every five minutes, as under Kubernetes: each costs the
-// cluster a write, and a pod that fails once a second has said all there is to say.
+// The rate limit of a pod's events, as in Kubernetes: a burst of 25, then one every five minutes.
+// Each event costs the cluster a write, and a pod that fails every second would repeat the same
+// events.
 const (
 	eventBurst  = 25
 	eventRefill = 5 * time.Minute
 )
 
-// allowed says whether one more event may be told. The lock is held.
+// allowed reports whether another event may be emitted, and counts it. The lock is held.
 func (r *recorder) allowed(now time.Time) bool {
 	if !r.filled.IsZero() {
 		r.spent = max(0, r.spent-float64(now.Sub(r.filled))/float64(eventRefill))
@@ -47,19 +48,20 @@ func (r *recorder) allowed(now time.Time) bool {
 	return true
 }
 
-// name makes an event's name of the pod's and of the time in nanoseconds, as all components of Kubernetes do: stamps of
-// events have seconds only, and within one of these a list by name is the order in which things happened. The lock is
-// held.
+// name returns an event name from the pod's name and the time in nanoseconds, as Kubernetes
+// components do. Event time stamps have a resolution of one second. Within a second, a list sorted
+// by name still shows the order of events. The lock is held.
 func (r *recorder) name(pod string, now time.Time) string {
 	r.stamp = max(r.stamp+1, now.UnixNano())
 	return fmt.Sprintf("%s.%016x", pod, r.stamp)
 }
 
-// eventsPerPod bounds what is remembered for counting; beyond it all counts begin anew.
+// eventsPerPod bounds the number of distinct events that are counted. When it is reached, all
+// counts restart.
 const eventsPerPod = 128
 
 func (r *recorder) event(pod *v1.Pod, field, kind, reason, message string) {
-	const limit = 1024 // as the API's validation
+	const limit = 1024 // the limit of the API's validation
 	if len(message) > limit {
 		message = strings.ToValidUTF8(message[:limit-3], "") + "..."
 	}

@@ -21,8 +21,8 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// Evictable are the pods that hold something and have not been told to go by Evict, with the resources that they were
-// granted. Shared: do not modify.
+// Evictable returns the pods that hold resources and were not evicted yet. Their specs contain the
+// granted resources. The pods are shared: do not modify them.
 func (s *Set) Evictable() []*v1.Pod {
 	var out []*v1.Pod
 	s.each(func(e *entry) {
@@ -39,8 +39,9 @@ func (s *Set) Evictable() []*v1.Pod {
 	return out
 }
 
-// Evict ends a pod at once because the node is short of something, and says so in its status. Of one that is being deleted
-// the grace period is cut off. It says whether there was anything to end.
+// Evict stops a pod at once because the node is short of a resource, and sets the message in its
+// status. It cuts short the grace period of a pod that is being deleted. It reports whether there
+// was a pod to stop.
 func (s *Set) Evict(uid types.UID, message string) bool {
 	s.mu.Lock()
 	e := s.workers[uid]
@@ -51,7 +52,8 @@ func (s *Set) Evict(uid types.UID, message string) bool {
 	return e.w.evict(Stop{Reason: "Evicted", Message: message, Disrupted: true})
 }
 
-// Ended says that nothing is left of an evicted pod that would take the node's memory, nor, while Spare is on, its disk.
+// Ended reports whether an evicted pod no longer uses the node's memory. While Spare is on, it must
+// not use disk either.
 func (s *Set) Ended(uid types.UID) bool {
 	s.mu.Lock()
 	e := s.workers[uid]
@@ -64,8 +66,9 @@ func (s *Set) Ended(uid types.UID) bool {
 	return !e.w.leaves()
 }
 
-// Evicting is a pod that an earlier life of the agent has evicted and of which something may be left; "" = none. One whose end
-// the API has is among them once its worker has looked: until then it counts as ended.
+// Evicting returns the UID of a pod that an earlier agent process evicted and that has not fully
+// ended; "" if there is no such pod. A pod already terminal in the API counts as ended until its
+// worker has observed it.
 func (s *Set) Evicting() (uid types.UID) {
 	var all []types.UID
 	s.each(func(e *entry) {
@@ -81,13 +84,15 @@ func (s *Set) Evicting() (uid types.UID) {
 	return uid
 }
 
-// leaves says that something is left of an evicted pod. The lock is held.
+// leaves reports whether an evicted pod still has running containers or mounted volumes. While
+// Spare is on, container records count too. The lock is held.
 func (w *worker) leaves() bool {
 	return w.o.anyRunning() || !w.o.Volumes.Away || w.o.Spare && len(w.o.Containers) > 0
 }
 
-// Spare has the records, layers and logs removed of containers that have ended, of pods that have and of instances that
-// were followed by another, or ends that. It returns of how many containers of ended pods there still are some.
+// Spare turns disk saving on or off. While it is on, records, layers and logs of ended containers
+// are removed: all of ended pods, and replaced instances of others. It returns the number of
+// remaining containers of ended pods.
 func (s *Set) Spare(on bool) (left int) {
 	s.each(func(e *entry) { left += e.w.spare(on) })
 	return left
@@ -107,11 +112,12 @@ func (w *worker) spare(on bool) (left int) {
 	return left
 }
 
-// cutPatience is how long sums are waited for of walks that were cut short.
+// cutPatience is how long MeasureStorage waits for partial results after its context has ended.
 const cutPatience = time.Second
 
-// MeasureStorage measures what these pods have on disk, those without limits too. What was not counted when ctx ended is
-// missing from the sums; a pod whose files do not answer is missing altogether.
+// MeasureStorage measures the disk usage of the given pods, also of pods without limits. Files that
+// were not counted when ctx ended are missing from the sums. A pod whose file system does not
+// respond is missing from the result.
 func (s *Set) MeasureStorage(ctx context.Context, pods []*v1.Pod) map[types.UID]agent.PodStorage {
 	out := make(map[types.UID]agent.PodStorage, len(pods))
 	var mu sync.Mutex
@@ -123,7 +129,8 @@ func (s *Set) MeasureStorage(ctx context.Context, pods []*v1.Pod) map[types.UID]
 		if e == nil {
 			continue
 		}
-		// All at once: they take turns, and none comes too late for those before it.
+		// Start all measurements together: they take turns, so a large pod does not delay the
+		// others.
 		wg.Go(func() {
 			use, err := e.w.measure(ctx, p, math.MaxInt64)
 			if err == nil {
@@ -152,8 +159,9 @@ func (s *Set) MeasureStorage(ctx context.Context, pods []*v1.Pod) map[types.UID]
 	return maps.Clone(out)
 }
 
-// evict ends the pod for good, unless it has ended by itself. That is on disk before anything of the pod ends: an agent that
-// is started anew does not bring it up again, whatever the control plane has heard.
+// evict fails the pod permanently, unless it has already ended. The eviction is on disk before
+// anything of the pod stops. A restarted agent therefore does not start the pod again, even if the
+// control plane never received the eviction.
 func (w *worker) evict(why Stop) bool {
 	w.mu.Lock()
 	pod, stop, over := w.desired.Pod, w.desired.Stop, w.over()
@@ -177,7 +185,8 @@ func (w *worker) evict(why Stop) bool {
 	return true
 }
 
-// evictNow has the pod end, unless it did so while that was written down.
+// evictNow stops the pod, unless it has ended while the eviction was written. In that case it
+// removes the eviction file.
 func (w *worker) evictNow(why Stop, unsaved bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -193,15 +202,15 @@ func (w *worker) evictNow(why Stop, unsaved bool) bool {
 		w.evicted, w.unsaved = &why, unsaved
 		w.desired.Stop = w.evicted
 	case stop.Delete:
-		w.desired.Stop = stop.within(why.Grace) // it has been given more time than there is
+		w.desired.Stop = stop.within(why.Grace) // the deletion allowed more time than the eviction does
 	}
 	return true
 }
 
-// over says that the pod has ended. The lock is held.
+// over reports whether the pod has ended. The lock is held.
 func (w *worker) over() bool { return final(w.desired.Pod) || terminal(w.last.Phase) }
 
-// within is the stop with no more than this time for it.
+// within returns the Stop with a grace period of at most grace.
 func (s *Stop) within(grace time.Duration) *Stop {
 	if s.Grace <= grace {
 		return s
@@ -211,13 +220,14 @@ func (s *Stop) within(grace time.Duration) *Stop {
 	return &short
 }
 
-// keepEviction writes down that the pod was evicted, where that failed before: a full disk has room once something has gone.
+// keepEviction retries to write the eviction file if that failed before: a full disk may have space
+// again.
 func (w *worker) keepEviction() {
 	w.mu.Lock()
 	pod, why := w.desired.Pod, w.evicted
 	due := w.unsaved && w.desired.Stop == why
 	w.mu.Unlock()
-	if !due || saveEviction(w.cfg.Paths, pod, *why) != nil { // which has been told; the next turn tries again
+	if !due || saveEviction(w.cfg.Paths, pod, *why) != nil { // the first failure was logged; the next turn retries
 		return
 	}
 	kept := *why
@@ -231,7 +241,8 @@ func (w *worker) keepEviction() {
 	w.evicted = &kept
 }
 
-// eviction is why a pod was evicted, on disk in its folder. Fields are added under new names and never change their meaning.
+// eviction is the file in the pod's directory with the reason of its eviction. Fields may be added
+// but never change their meaning.
 type eviction struct {
 	Version   int    `json:"version"`
 	Reason    string `json:"reason"`
@@ -242,7 +253,7 @@ type eviction struct {
 const (
 	evictionVersion = 1
 	evictionFile    = "evicted.json"
-	evictionLimit   = 1 << 20 // bytes of the file that are read
+	evictionLimit   = 1 << 20 // largest file that is read, in bytes
 )
 
 func saveEviction(p agent.Paths, pod *v1.Pod, why Stop) error {
@@ -260,7 +271,7 @@ func saveEviction(p agent.Paths, pod *v1.Pod, why Stop) error {
 	return nil
 }
 
-// syncFolder makes the names in a folder outlive a power cut.
+// syncFolder syncs a directory, so that its entries survive a power failure.
 func syncFolder(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -269,7 +280,8 @@ func syncFolder(dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// loadEviction is why an earlier life of the agent has evicted the pod; nil when none has. No time is left for what still runs.
+// loadEviction returns the eviction of the pod by an earlier agent process; nil if there was none.
+// The grace period of the returned Stop is zero.
 func loadEviction(p agent.Paths, pod *v1.Pod) (*Stop, error) {
 	file := filepath.Join(directory(p, pod.UID), evictionFile)
 	st, err := os.Stat(file)

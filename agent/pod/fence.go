@@ -5,7 +5,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Fence ends a pod at once, whatever else ends it already. Its status says Failed with the message once it can be told.
+// Fence stops a pod at once, even if it is already stopping for another reason. Its status becomes
+// Failed with the message when the status can be reported.
 func (s *Set) Fence(uid types.UID, message string) {
 	s.mu.Lock()
 	e := s.workers[uid]
@@ -24,7 +25,7 @@ func (w *worker) fence(message string) {
 	case stop == nil:
 		w.evicted = &Stop{Reason: "Fenced", Message: message, Grace: evictionGrace}
 		w.desired.Stop = w.evicted
-	case stop.Grace > evictionGrace: // it has been given more time than there is
+	case stop.Grace > evictionGrace: // the previous reason allowed more time than fencing does
 		short := *stop
 		short.Grace = evictionGrace
 		w.desired.Stop = &short

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// DiskOf looks at the file system on which path lies.
+// DiskOf returns the capacity and the free space of the file system that contains path.
 func DiskOf(path string) (agent.Disk, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
@@ -24,11 +24,12 @@ func DiskOf(path string) (agent.Disk, error) {
 	return agent.Disk{Capacity: st.Blocks * size, Available: st.Bavail * size, Inodes: st.Files, InodesFree: st.Ffree}, nil
 }
 
-// diskPatience is how long the file systems of all volumes are waited for.
+// diskPatience is how long to wait for the statistics of all volumes' file systems.
 const diskPatience = 2 * time.Second
 
-// disks looks at file systems, of which some may hang, as those of a server that is gone do. One look is under way at
-// most: while it hangs, what was found last is told.
+// disks caches file system statistics. A statfs call may hang, for example if an NFS server is
+// gone. At most one scan runs at a time. While a scan hangs, callers get the results of the
+// previous scan.
 type disks struct {
 	mu    sync.Mutex
 	busy  bool
@@ -40,7 +41,8 @@ type looked struct {
 	disk agent.Disk
 }
 
-// look returns what is known of these file systems.
+// look returns the latest known statistics of file systems. It starts a scan of paths with the
+// function of, unless one is running, and waits at most diskPatience for it.
 func (d *disks) look(paths []string, of func(string) (agent.Disk, error)) map[string]looked {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -63,11 +65,11 @@ func (d *disks) look(paths []string, of func(string) (agent.Disk, error)) map[st
 	return maps.Clone(d.found)
 }
 
-// all looks at each, and forgets what is mounted no more.
+// all scans each path and replaces the cached results. Unmounted paths are dropped.
 func (d *disks) all(paths []string, of func(string) (agent.Disk, error)) {
 	found := make(map[string]looked, len(paths))
 	for _, p := range paths {
-		if disk, err := of(p); err == nil { // it may have been unmounted
+		if disk, err := of(p); err == nil { // on an error, the volume may have been unmounted
 			found[p] = looked{time.Now(), disk}
 		}
 	}
@@ -76,14 +78,15 @@ func (d *disks) all(paths []string, of func(string) (agent.Disk, error)) {
 	d.mu.Unlock()
 }
 
-// volumeAt is a volume of a pod.
+// volumeAt identifies a volume of a pod.
 type volumeAt struct {
 	pod    types.UID
 	volume string
 }
 
-// Storage is what the pods have on disk and in their volumes, as far as it is known without measuring more: what is
-// held against limits was measured a moment ago, and file systems know how full they are.
+// Storage returns the disk and volume usage of all pods without measuring again. Usage that counts
+// against limits was measured recently, and a volume with its own file system reports its usage
+// directly.
 func (s *Set) Storage() map[types.UID]agent.PodStorage {
 	var workers []*worker
 	s.each(func(e *entry) {
@@ -131,7 +134,7 @@ func (s *Set) Storage() map[types.UID]agent.PodStorage {
 	return out
 }
 
-// storage is what was measured of a pod and its containers.
+// storage converts the measured usage of a pod and its containers.
 func (u storageUse) storage() agent.PodStorage {
 	out := agent.PodStorage{Used: uint64(u.total()), Inodes: uint64(u.inodes), Containers: make(map[string]agent.ContainerStorage, len(u.containers))}
 	for name, n := range u.containers {
@@ -141,7 +144,8 @@ func (u storageUse) storage() agent.PodStorage {
 	return out
 }
 
-// storage is what a worker knows, and where the volumes are mounted that are file systems of their own.
+// storage returns the last measured usage. It also returns the mount paths, by volume name, of
+// volumes with their own file system.
 func (w *worker) storage() (agent.PodStorage, map[string]string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -170,13 +174,14 @@ func (w *worker) storage() (agent.PodStorage, map[string]string) {
 	return out, own
 }
 
-// ownFileSystem says that a volume is a file system by itself: a persistent one, or one in memory.
+// ownFileSystem reports whether a volume has its own file system: it is persistent, CSI, NFS or in
+// memory.
 func ownFileSystem(v *v1.Volume) bool {
 	return v.PersistentVolumeClaim != nil || v.Ephemeral != nil || v.CSI != nil || v.NFS != nil ||
 		v.EmptyDir != nil && v.EmptyDir.Medium == v1.StorageMediumMemory
 }
 
-// claimOf is the claim of a volume; "" when it has none.
+// claimOf returns the name of the volume's PersistentVolumeClaim; "" if it has none.
 func claimOf(pod *v1.Pod, v *v1.Volume) string {
 	switch {
 	case v.PersistentVolumeClaim != nil:

@@ -19,7 +19,8 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// directory holds the worker's own files of a pod: hosts, termination messages, subPath mounts.
+// directory returns the worker's directory for a pod: hosts file, termination messages, subPath
+// mounts.
 func directory(p agent.Paths, uid types.UID) string {
 	return filepath.Join(p.State, "pods", string(uid))
 }
@@ -28,21 +29,25 @@ func (w *worker) subPathTarget(pod *v1.Pod, container string, index int) string 
 	return filepath.Join(directory(w.cfg.Paths, pod.UID), subPaths, container, strconv.Itoa(index))
 }
 
-// subPaths is the folder of a pod's subPath mounts; nothing else is ever mounted below its directory.
+// subPaths is the subdirectory of a pod's directory that contains its subPath mounts. Nothing is
+// mounted elsewhere in the pod's directory.
 const subPaths = "subpaths"
 
-// noSubPaths says that a pod has none. Most have none, and the table of all mounts of a full node is long.
+// noSubPaths reports whether the pod has no subPath mounts. It avoids reading the long mount table
+// of a full node.
 func noSubPaths(dir string) bool {
 	_, err := os.Lstat(filepath.Join(dir, subPaths))
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// terminationPath is the file that an instance of a container may write its last words into.
+// terminationPath returns the file to which an instance of a container may write its termination
+// message.
 func terminationPath(p agent.Paths, uid types.UID, container string, attempt uint32) string {
 	return filepath.Join(directory(p, uid), "termination-"+container+"-"+strconv.FormatUint(uint64(attempt), 10))
 }
 
-// ownName is the pod's name as it sees it itself, and the domain that it is in, if any.
+// ownName returns the pod's hostname and its DNS domain. The domain is empty without
+// spec.subdomain.
 func ownName(pod *v1.Pod, cluster string) (name, domain string) {
 	if n := pod.Spec.HostnameOverride; n != nil && *n != "" {
 		return *n, ""
@@ -60,7 +65,7 @@ func ownName(pod *v1.Pod, cluster string) (name, domain string) {
 	return name, domain
 }
 
-// hostname is what the pod's containers have as the name of their host.
+// hostname returns the host name of the pod's containers: an FQDN if setHostnameAsFQDN is set.
 func hostname(pod *v1.Pod, cluster string) (string, error) {
 	name, domain := ownName(pod, cluster)
 	if pod.Spec.SetHostnameAsFQDN != nil && *pod.Spec.SetHostnameAsFQDN && domain != "" {
@@ -73,12 +78,12 @@ func hostname(pod *v1.Pod, cluster string) (string, error) {
 	return name, nil
 }
 
-// maxNodeHosts bounds the node's own hosts file, which pods of the host's network get a copy of.
+// maxNodeHosts bounds the node's hosts file, which pods in the host's network get a copy of.
 const maxNodeHosts = 1 << 20
 
 // hostsFile writes the pod's /etc/hosts and returns its path.
 func (w *worker) hostsFile(pod *v1.Pod) (string, error) {
-	// Containers start side by side: none may see the file half written by another's start.
+	// Containers start concurrently: none may see a partly written file.
 	w.hosts.Lock()
 	defer w.hosts.Unlock()
 	file := filepath.Join(directory(w.cfg.Paths, pod.UID), "etc-hosts")
@@ -92,14 +97,15 @@ func (w *worker) hostsFile(pod *v1.Pod) (string, error) {
 	} else {
 		text = hostsText(pod, w.cfg.Objects.Cluster().Domain)
 	}
-	// Containers can write to the file: a larger one is not the wanted text, and is not read.
+	// Containers can write to the hosts file. A file longer than text differs from it and is not
+	// read.
 	if old, err := safepath.ReadFile(file, int64(len(text))); err == nil && string(old) == text {
 		return file, nil
 	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
 		return "", fmt.Errorf("writing the hosts file of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
-	// In place: the file is bind-mounted into containers that may be running.
+	// Overwrite in place: the file is bind-mounted into containers that may be running.
 	if err := safepath.Overwrite(file, []byte(text), 0o644); err != nil {
 		return "", fmt.Errorf("writing the hosts file of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
@@ -133,7 +139,7 @@ func hostAliases(pod *v1.Pod) string {
 	return b.String()
 }
 
-// terminationFile makes the file into which the container may write its last words and mounts it.
+// terminationFile creates the termination message file of a container and adds its mount to c.
 func (w *worker) terminationFile(pod *v1.Pod, spec *v1.Container, attempt uint32, c *cri.ContainerConfig) error {
 	if spec.TerminationMessagePath == "" {
 		return nil
@@ -145,7 +151,7 @@ func (w *worker) terminationFile(pod *v1.Pod, spec *v1.Container, attempt uint32
 	if err := os.WriteFile(file, nil, 0o666); err != nil {
 		return fmt.Errorf("making the termination message file of container %q: %w", spec.Name, err)
 	}
-	// The container may run as any user: the mask of this process must not decide who may write.
+	// The container may run as any user, so the mode must not depend on this process's umask.
 	if err := os.Chmod(file, 0o666); err != nil {
 		return fmt.Errorf("making the termination message file of container %q: %w", spec.Name, err)
 	}
@@ -154,7 +160,8 @@ func (w *worker) terminationFile(pod *v1.Pod, spec *v1.Container, attempt uint32
 	return nil
 }
 
-// The limits of a termination message, as documented: one container's, and those of a pod's containers together.
+// The documented limits of termination messages: of one container, of all containers of a pod, and
+// of the log fallback.
 const (
 	maxMessage      = 4096
 	maxMessages     = 12 << 10
@@ -162,8 +169,8 @@ const (
 	maxMessageLines = 80
 )
 
-// terminationMessage reads an ended container's last words; with policy
-// FallbackToLogsOnError those of a failed one may come from its log.
+// terminationMessage returns the termination message of an ended container. With policy
+// FallbackToLogsOnError, the message of a failed container may come from its log.
 func (w *worker) terminationMessage(st *cri.ContainerStatus) string {
 	msg := ""
 	if f := st.Annotations[annTermFile]; f != "" {
@@ -182,7 +189,8 @@ func (w *worker) terminationMessage(st *cri.ContainerStatus) string {
 	return msg
 }
 
-// shareOfMessages is what one container's last words may take of its pod's status.
+// shareOfMessages returns the maximum size of one container's termination message in the pod's
+// status.
 func shareOfMessages(pod *v1.Pod) int {
 	return maxMessages / max(1, len(pod.Spec.InitContainers)+len(pod.Spec.Containers))
 }
@@ -200,7 +208,7 @@ func head(file string, limit int64) string {
 	return string(b)
 }
 
-// logTail is the text of the last lines of a CRI log.
+// logTail returns the text of the last lines of a CRI log file.
 func logTail(file string) string {
 	f, err := safepath.OpenRegular(file)
 	if err != nil {
@@ -211,7 +219,8 @@ func logTail(file string) string {
 	if err != nil {
 		return ""
 	}
-	// Every line carries about 40 bytes of stamp, and the longest part of one has 16 KiB: read enough for all limits.
+	// Each line has a prefix of about 40 bytes, and its longest part has 16 KiB: read enough for
+	// all limits.
 	from := max(0, st.Size()-maxMessageLog-maxMessageLines*64-17<<10)
 	b, err := io.ReadAll(io.NewSectionReader(f, from, st.Size()-from))
 	if err != nil {

@@ -14,26 +14,26 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// grant is what the node has allocated to the containers of a pod. What the pod's spec asks for is another matter: it
-// may have been changed since, and be more than the node has. Containers are made with what is granted, and nothing but
-// a grant changes what they have.
+// grant is the set of resources that the node has allocated to the containers of a pod. The spec
+// may ask for other resources after a resize, possibly more than the node has. Containers are
+// created with the granted resources, and only a new grant changes them.
 //
-// It lies on disk, in the pod's folder, so that an agent that was away knows what it had granted. Fields are added
-// under new names and never change their meaning; who reads skips those that it does not know.
+// It is stored in the pod's directory, so that a restarted agent knows its grants. Fields may be
+// added but never change their meaning; unknown fields are ignored.
 type grant struct {
 	Version    int                                `json:"version"`
-	Generation int64                              `json:"generation"` // of the pod that asked for it
+	Generation int64                              `json:"generation"` // generation of the pod for which it was granted
 	Containers map[string]v1.ResourceRequirements `json:"containers"`
-	Settled    bool                               `json:"settled"` // all of it is in effect
+	Settled    bool                               `json:"settled"` // the grant is fully in effect
 }
 
 const (
 	grantVersion = 1
 	grantFile    = "granted.json"
-	grantLimit   = 1 << 20 // bytes of the file that are read
+	grantLimit   = 1 << 20 // largest file that is read, in bytes
 )
 
-// grantOf grants a pod what its spec asks for.
+// grantOf returns a grant of the resources in the pod's spec.
 func grantOf(pod *v1.Pod) grant {
 	g := grant{Version: grantVersion, Generation: pod.Generation, Containers: map[string]v1.ResourceRequirements{}, Settled: true}
 	eachContainer(pod, func(c *v1.Container) {
@@ -42,7 +42,7 @@ func grantOf(pod *v1.Pod) grant {
 	return g
 }
 
-// eachContainer calls f for the init containers and the containers of a pod, in their order.
+// eachContainer calls f for the init containers and the containers of a pod, in spec order.
 func eachContainer(pod *v1.Pod, f func(*v1.Container)) {
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
@@ -51,7 +51,7 @@ func eachContainer(pod *v1.Pod, f func(*v1.Container)) {
 	}
 }
 
-// covers says that the pod asks for just what is granted.
+// covers reports whether the resources in the pod's spec equal the grant.
 func (g grant) covers(pod *v1.Pod) bool {
 	same := true
 	eachContainer(pod, func(c *v1.Container) {
@@ -66,7 +66,7 @@ func sameResources(a, b v1.ResourceRequirements) bool {
 	return equality.Semantic.DeepEqual(a.Requests, b.Requests) && equality.Semantic.DeepEqual(a.Limits, b.Limits)
 }
 
-// of is the pod with the resources that are granted in place of those that it asks for.
+// of returns the pod with the granted resources in place of the requested ones.
 func (g grant) of(pod *v1.Pod) *v1.Pod {
 	if g.covers(pod) {
 		return pod
@@ -86,8 +86,8 @@ func (g grant) of(pod *v1.Pod) *v1.Pod {
 	return &out
 }
 
-// loadGrant reads what an earlier life of the agent granted. Without a record the pod has what its spec says: so it is
-// with pods of a release that granted nothing after the start.
+// loadGrant reads the grant that an earlier agent process stored. If there is no file, found is
+// false and the grant equals the spec: an older release stored no grants.
 func loadGrant(p agent.Paths, pod *v1.Pod) (g grant, found bool, err error) {
 	file := filepath.Join(directory(p, pod.UID), grantFile)
 	f, err := os.Open(file)
@@ -107,7 +107,7 @@ func loadGrant(p agent.Paths, pod *v1.Pod) (g grant, found bool, err error) {
 	return g, true, nil
 }
 
-// saveGrant writes the record, whole or not at all.
+// saveGrant replaces the stored grant atomically.
 func saveGrant(p agent.Paths, pod *v1.Pod, g grant) error {
 	g.Version = grantVersion
 	data, err := json.Marshal(g)

@@ -17,7 +17,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// hook runs a lifecycle handler to its end.
+// hook runs a lifecycle handler and waits for its result.
 func (w *worker) hook(ctx context.Context, pod *v1.Pod, spec *v1.Container, id string, h *v1.LifecycleHandler) error {
 	switch {
 	case h.Exec != nil:
@@ -41,7 +41,7 @@ func (w *worker) hook(ctx context.Context, pod *v1.Pod, spec *v1.Container, id s
 			return nil
 		}
 	case h.TCPSocket != nil:
-		// Validation accepts it for old manifests; no implementation ever ran it.
+		// Validation accepts tcpSocket for old manifests, but no implementation has ever run it.
 		return nil
 	}
 	return fmt.Errorf("hook of container %q has no action", spec.Name)
@@ -75,7 +75,7 @@ func (w *worker) httpHook(ctx context.Context, pod *v1.Pod, spec *v1.Container, 
 		}
 		req.Header.Add(hd.Name, hd.Value)
 	}
-	// Pods serve certificates of their own making; the answer is not looked at, as documented for hooks.
+	// Pods serve self-signed certificates. The response status is ignored, as documented for hooks.
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
 	res, err := client.Do(req)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// reasoned is an error with the reason that a waiting container shows.
+// reasoned is an error with the waiting reason of its container.
 type reasoned struct {
 	reason string
 	err    error
@@ -22,7 +22,8 @@ type reasoned struct {
 func (r *reasoned) Error() string { return r.err.Error() }
 func (r *reasoned) Unwrap() error { return r.err }
 
-// pullError is a failed pull whose text does not repeat the waiting reason, which precedes the text in messages.
+// pullError is a failed pull. Its text omits the prefix ErrImagePull, because messages show the
+// waiting reason before it.
 type pullError struct{ err error }
 
 func (e *pullError) Error() string {
@@ -48,7 +49,8 @@ func startReason(err error) (reason, message string) {
 	return "RunContainerError", err.Error()
 }
 
-// pullPolicy is the container's, or what an image's tag implies.
+// pullPolicy returns the container's pull policy. The default is Always for the tag latest or no
+// tag, else IfNotPresent.
 func pullPolicy(c *v1.Container) v1.PullPolicy {
 	if c.ImagePullPolicy != "" {
 		return c.ImagePullPolicy
@@ -60,7 +62,7 @@ func pullPolicy(c *v1.Container) v1.PullPolicy {
 	return v1.PullIfNotPresent
 }
 
-// ensureImage finds the image of a container on the node, or pulls it, as the policy says.
+// ensureImage finds the image of a container on the node, or pulls it, as the pull policy requires.
 func (w *worker) ensureImage(ctx context.Context, a Action) error {
 	start, pod := w.cfg.now(), w.podWithStatus()
 	spec := containerSpec(pod, a.Container)
@@ -88,7 +90,8 @@ func (w *worker) ensureImage(ctx context.Context, a Action) error {
 		if err != nil {
 			return w.imageFailed(ctx, pod, spec, field, err)
 		}
-		// A pull names what it fetched; the store's own id is what containers are made from.
+		// PullImage returns the pulled reference, but containers are created from the image store's
+		// ID.
 		if ref, size, err = w.present(ctx, spec.Image); err != nil || ref == "" {
 			ref = pulled
 		}
@@ -113,7 +116,7 @@ func (w *worker) present(ctx context.Context, image string) (ref string, size ui
 	return res.GetImage().GetId(), res.GetImage().GetSize(), nil
 }
 
-// pull tries each fitting login, then none.
+// pull tries the matching credentials in order. It pulls anonymously only if there are none.
 func (w *worker) pull(ctx context.Context, pod *v1.Pod, image string) (string, error) {
 	logins := credentials(w.cfg.Objects, pod, image)
 	if len(logins) == 0 {

@@ -11,8 +11,9 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// credentials returns the logins of the pod's imagePullSecrets that fit the image's registry,
-// the most specific first. Secrets that are missing or malformed are passed over, as Kubernetes does.
+// credentials returns the credentials in the pod's imagePullSecrets that match the image's
+// registry. The most specific match comes first. Missing or malformed Secrets are skipped, as in
+// Kubernetes.
 func credentials(objects agent.Objects, pod *v1.Pod, image string) []*cri.AuthConfig {
 	type login struct {
 		Username      string `json:"username"`
@@ -60,7 +61,8 @@ func credentials(objects agent.Objects, pod *v1.Pod, image string) []*cri.AuthCo
 	return out
 }
 
-// matches says how well a registry entry ("https://host:port/path", "*.host") fits an image; 0 = not at all.
+// matches returns how specifically a registry entry ("https://host:port/path", "*.host") matches an
+// image; 0 = no match.
 func matches(entry, image string) int {
 	entry = strings.TrimPrefix(strings.TrimPrefix(entry, "https://"), "http://")
 	entry = strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(entry, "/"), "/v2"), "/v1")

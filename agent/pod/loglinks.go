@@ -14,15 +14,16 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Log shippers read /var/log/containers, where a kubelet keeps one symbolic link to the log of each container. The name of a
-// link tells the pod, the namespace, the container and its ID. A link is written when a container is started and removed
-// with the container; links whose log no longer exists are removed when the agent starts.
+// Log shippers read /var/log/containers, in which a kubelet keeps one symbolic link per container
+// log. The link's name contains the pod, the namespace, the container and its ID. A link is created
+// when its container starts and removed with the container. Links to missing logs are removed when
+// the agent starts.
 
-// maxFileName is the longest name of a file, in bytes.
+// maxFileName is the longest file name, in bytes.
 const maxFileName = 255
 
-// logLink returns the path of the link to the log of a container. Names that are too long lose their end, as at a kubelet;
-// the ID stays.
+// logLink returns the path of the link to a container's log. A name that is too long is truncated
+// before the ID, as in the kubelet.
 func logLink(dir string, pod *v1.Pod, container, id string) string {
 	suffix := "-" + id + ".log"
 	name := pod.Name + "_" + pod.Namespace + "_" + container
@@ -32,7 +33,7 @@ func logLink(dir string, pod *v1.Pod, container, id string) string {
 	return filepath.Join(dir, name+suffix)
 }
 
-// writeLogLink links the log of a container. It replaces a link of that name.
+// writeLogLink creates the link to a container's log. It replaces an existing link of that name.
 func writeLogLink(paths agent.Paths, pod *v1.Pod, container, id string, attempt uint32) error {
 	if paths.LogLinks == "" || pod.Name == "" {
 		return nil
@@ -51,7 +52,7 @@ func writeLogLink(paths agent.Paths, pod *v1.Pod, container, id string, attempt 
 	return os.Symlink(target, link)
 }
 
-// removeLogLink removes the link to the log of a container.
+// removeLogLink removes the link to a container's log.
 func removeLogLink(paths agent.Paths, pod *v1.Pod, container, id string) error {
 	if paths.LogLinks == "" || pod.Name == "" {
 		return nil
@@ -68,19 +69,19 @@ func removeLogLinks(paths agent.Paths, pod *v1.Pod) error {
 	return sweepLogLinks(paths, func(target string) bool { return strings.HasPrefix(target, within) })
 }
 
-// removeDeadLogLinks removes links to logs below the folder of this agent that no longer exist.
+// removeDeadLogLinks removes links into this agent's log directory whose target no longer exists.
 func removeDeadLogLinks(paths agent.Paths) error {
 	within := paths.Logs + string(filepath.Separator)
 	return sweepLogLinks(paths, func(target string) bool {
 		if !strings.HasPrefix(target, within) {
-			return false // of another agent, or of a person
+			return false // created by another agent or by an administrator
 		}
 		_, err := os.Stat(target)
 		return errors.Is(err, os.ErrNotExist)
 	})
 }
 
-// sweepLogLinks removes the links whose target is one of those that remove names.
+// sweepLogLinks removes the links for whose target the function remove returns true.
 func sweepLogLinks(paths agent.Paths, remove func(target string) bool) error {
 	if paths.LogLinks == "" {
 		return nil
@@ -105,8 +106,8 @@ func sweepLogLinks(paths agent.Paths, remove func(target string) bool) error {
 	return nil
 }
 
-// restoreLogLinks links the logs of the containers that exist, as after an upgrade of an agent that had no links, and removes
-// dead links.
+// restoreLogLinks creates the links of existing containers and removes dead links. After an
+// upgrade, containers of an older agent may have no links.
 func (s *Set) restoreLogLinks(containers []*cri.Container) error {
 	if s.cfg.Paths.LogLinks == "" {
 		return nil

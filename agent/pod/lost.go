@@ -6,10 +6,12 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Of an instance that ran before a power cut or a reboot the runtime may have no record, and then the pod's status is all there
-// is: the instance has ended, as the status says or nobody knows how. It counts as any other that has ended.
+// After a power failure or reboot, the runtime may have no record of an instance. The pod's status
+// is then the only source: the instance has ended as its status shows, or in an unknown way. It
+// counts like any other ended instance.
 
-// lost is the instance that the status tells of, for a container of which the runtime knows none.
+// lost returns the ended instance recorded in the pod's status, for a container that the runtime
+// does not know.
 func lost(pod *v1.Pod, name string) (Container, bool) {
 	st, ok := lastStatus(&pod.Status, name)
 	if !ok || st.ContainerID == "" {
@@ -19,12 +21,12 @@ func lost(pod *v1.Pod, name string) (Container, bool) {
 	return Container{ID: id, Name: name, Attempt: uint32(st.RestartCount), State: Exited, ExitCode: lostEnd(&st).ExitCode, Delay: noDelay}, true
 }
 
-// lostEnd is how the instance of a status has ended.
+// lostEnd returns the terminated state of the instance in st.
 func lostEnd(st *v1.ContainerStatus) *v1.ContainerStateTerminated {
 	if t := st.State.Terminated; t != nil {
 		return t
 	}
-	// While a container waits for its next instance, the last one is the one before.
+	// While a container waits for a restart, the previous instance is in LastTerminationState.
 	if t := st.LastTerminationState.Terminated; t != nil && st.State.Waiting != nil && t.ContainerID == st.ContainerID {
 		return t
 	}
@@ -32,7 +34,8 @@ func lostEnd(st *v1.ContainerStatus) *v1.ContainerStateTerminated {
 		Message: "The container could not be located when the pod was terminated"}
 }
 
-// latest is the newest instance of a container, or the lost one where the runtime knows of none.
+// latest returns the newest instance of a container. If the runtime knows none, it returns the
+// instance in the pod's status.
 func latest(pod *v1.Pod, o *Observed, name string) (Container, bool) {
 	if c, ok := o.newest(name); ok {
 		return c, true
@@ -40,8 +43,9 @@ func latest(pod *v1.Pod, o *Observed, name string) (Container, bool) {
 	return lost(pod, name)
 }
 
-// again says whether a container of which the runtime knows no instance is started: init containers are in each sandbox, others if they
-// never were, or if the lost instance is followed by another.
+// again reports whether to start a container of which the runtime knows no instance. Init
+// containers run in each new sandbox. Other containers run if they never ran, or if the restart
+// policy restarts the lost instance.
 func again(pod *v1.Pod, spec *v1.Container) bool {
 	c, ran := lost(pod, spec.Name)
 	return !ran || isInit(pod, spec.Name) || restarts(pod, spec, c, "")

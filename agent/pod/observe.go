@@ -11,7 +11,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// observe asks the runtime for the pod's sandboxes and containers; ok is false when it did not answer.
+// observe queries the runtime for the pod's sandboxes and containers. ok is false if the runtime
+// returned an error.
 func (w *worker) observe(ctx context.Context) (o Observed, ok bool) {
 	sel := map[string]string{agent.LabelPodUID: string(w.pod().UID)}
 	sbs, err := w.cfg.Runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{LabelSelector: sel}})
@@ -67,7 +68,8 @@ func (w *worker) blind(ctx context.Context, doing string, err error) {
 	}
 }
 
-// container completes a listed container. That of an ended one never changes and is asked for once.
+// container completes a listed container with its status. The status of an ended container never
+// changes and is cached.
 func (w *worker) container(ctx context.Context, c *cri.Container) (Container, error) {
 	if c.State == cri.ContainerState_CONTAINER_EXITED {
 		w.mu.Lock()

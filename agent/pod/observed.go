@@ -9,49 +9,52 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Desired is what should be of one pod.
+// Desired is the desired state of one pod.
 type Desired struct {
 	Pod  *v1.Pod
 	Stop *Stop // nil while the pod should run
 }
 
-// Stop says why and how a pod has to end.
+// Stop describes why and how a pod must stop.
 type Stop struct {
-	// Delete: nothing may be left, and then PodGone is reported. Otherwise the
-	// pod fails with Reason and Message and its records stay.
+	// Delete removes everything of the pod and then reports PodGone. Otherwise the pod fails with
+	// Reason and Message, and its container records stay.
 	Delete          bool
 	Reason, Message string
 	Grace           time.Duration
-	// Refused: the node did not admit the pod; nothing of it was ever started. Stored: because of what the node's
-	// stored object says, of which the newest state may be on its way.
+	// Refused: the node rejected the pod, and nothing of it was started. Stored: the rejection
+	// depends on the stored Node object, a newer version of which may be on its way.
 	Refused, Stored bool
-	// Disrupted: it goes for the sake of others, which its conditions say.
+	// Disrupted sets the condition DisruptionTarget: the pod is stopped in favor of other pods.
 	Disrupted bool
-	// Kept: this is on disk, so that no agent runs the pod again, whatever the control plane has heard.
+	// Kept: the stop is recorded on disk, so no later agent process runs the pod again, even if the
+	// control plane never received it.
 	Kept bool
-	// Orphan: what was found belongs to no pod of this node. It goes without a word to the control plane.
+	// Orphan: the remains belong to no pod of this node. They are removed without a report to the
+	// control plane.
 	Orphan bool
 }
 
-// Observed is what is: the runtime's view, and what the worker found out by acting.
+// Observed is the actual state of one pod: the runtime's view, and the results of the worker's
+// actions.
 type Observed struct {
 	StartTime  time.Time                   // when the agent acknowledged the pod
-	Since      time.Time                   // the same by this process's clock
-	Deadline   time.Time                   // the pod's deletion timestamp, by the same
-	Listed     bool                        // the runtime could be asked; nothing is started or reported gone otherwise
+	Since      time.Time                   // StartTime by this process's monotonic clock
+	Deadline   time.Time                   // the pod's deletion timestamp by the same clock
+	Listed     bool                        // the runtime was listed; if false, nothing is started or reported gone
 	Sandboxes  []Sandbox                   // newest first
-	Early      string                      // the pod's first sandbox while its network is being attached: containers can be created in it
-	Containers []Container                 // of each name newest first
+	Early      string                      // first sandbox while its network is set up; containers can be created in it
+	Containers []Container                 // sorted by name, then newest first
 	Volumes    Volumes                     // prepared volumes
-	Devices    Devices                     // of device plugins, and by claims
+	Devices    Devices                     // allocated by device plugins and by claims
 	Images     map[string]Image            // by container name
-	Failures   map[string]Failure          // by action key: the last failure of what is retried
-	Probes     map[string]agent.ProbeState // by container id
-	Killed     map[string]string           // containers stopped by the worker, and why, by id
-	Busy       map[string]Busy             // actions under way, by key
-	Resize     Resize                      // of what was granted and what is not yet in effect
-	Spare      bool                        // the disk is short: what is not needed of containers that have ended goes
-	Settled    map[string]bool             // keys of actions that need no repetition: sandboxes stopped, the gate
+	Failures   map[string]Failure          // last failure of a retried action, by action key
+	Probes     map[string]agent.ProbeState // by container ID
+	Killed     map[string]string           // by container ID: why the worker stopped the container
+	Busy       map[string]Busy             // running actions, by action key
+	Resize     Resize                      // state of a resize
+	Spare      bool                        // disk pressure: remove unneeded records of ended containers
+	Settled    map[string]bool             // keys of finished actions that are not repeated: stopped sandboxes, the gate
 }
 
 // Sandbox is one sandbox of the pod.
@@ -62,13 +65,13 @@ type Sandbox struct {
 	IPs     []string
 	HostNet bool
 	Created time.Time
-	Born    time.Time // the same by this process's clock
+	Born    time.Time // Created by this process's monotonic clock
 }
 
 // State is a container's state.
 type State int
 
-// The states of the CRI.
+// The container states of the CRI.
 const (
 	Created State = iota
 	Running
@@ -83,60 +86,61 @@ func (s State) String() string {
 // Container is one instance of a container.
 type Container struct {
 	ID, Sandbox, Name string
-	Attempt           uint32 // how often the container was restarted before
+	Attempt           uint32 // number of earlier restarts
 	State             State
 	Created           time.Time
 	Started           time.Time
 	Finished          time.Time
-	Began, Ended      time.Time     // Started and Finished by this process's clock
-	Ran               time.Duration // of one that has ended, by the same
+	Began, Ended      time.Time     // Started and Finished by this process's monotonic clock
+	Ran               time.Duration // how long an ended instance ran, by the same clock
 	ExitCode          int32
 	Signal            int32
 	Reason, Message   string
 	Image, ImageID    string
-	Limits            *cri.LinuxContainerResources // those it has now; nil: the runtime does not tell
-	Hash              string                       // of the spec it was created from
-	Delay             time.Duration                // the restart delay it was created after; -1 = the first, or after a reset
+	Limits            *cri.LinuxContainerResources // current limits; nil: the runtime does not report them
+	Hash              string                       // hash of the spec from which it was created
+	Delay             time.Duration                // restart delay before this instance; -1 = first instance, or after a reset
 }
 
-// Devices is what the pod has of the node's device plugins and, but for Missing, by its claims.
+// Devices is the state of the devices that were allocated to the pod. Missing refers to device
+// plugins only, the other fields also to resource claims.
 type Devices struct {
-	Missing bool                           // it asks for some that have yet to be given to it
-	Held    bool                           // it has some
-	Health  map[string][]v1.ResourceStatus // of those, by container
+	Missing bool                           // the pod requests devices that are not allocated yet
+	Held    bool                           // the pod has devices
+	Health  map[string][]v1.ResourceStatus // health of the allocated devices, by container name
 }
 
-// Volumes says whether the pod's volumes are prepared.
+// Volumes reports whether the pod's volumes are prepared.
 type Volumes struct {
-	Mounted bool // by this life of the agent
-	Away    bool // taken away, by this life of the agent
+	Mounted bool // mounted by this agent process
+	Away    bool // unmounted by this agent process
 }
 
-// Image is what is known of one container's image.
+// Image is the result of looking up one container's image.
 type Image struct {
-	Ref     string // what to create the container from; "" while not there
-	Attempt uint32 // the instance it was looked up for
+	Ref     string // reference for CreateContainer; "" while the image is not present
+	Attempt uint32 // attempt number of the instance for which it was looked up
 }
 
 // Failure is the last failure of an action.
 type Failure struct {
-	Reason  string // as in a container's waiting state
+	Reason  string // reason of the container's waiting state
 	Message string
-	Count   int // in a row
+	Count   int // failures in a row
 	At      time.Time
 	Retry   time.Time
-	Attempt uint32 // the instance that failed
+	Attempt uint32 // attempt number of the failed instance
 }
 
-// Busy is an action under way.
+// Busy is a running action.
 type Busy struct {
 	Kind      Kind
 	Since     time.Time
-	Until     time.Time // for a stop: when SIGKILL comes
+	Until     time.Time // for KillContainer: when SIGKILL is sent
 	Cancelled bool
 }
 
-// sandbox returns the sandbox that containers may run in.
+// sandbox returns the current sandbox if it is ready and has its network.
 func (o *Observed) sandbox() (Sandbox, bool) {
 	if len(o.Sandboxes) > 0 && o.Sandboxes[0].Ready && (o.Sandboxes[0].HostNet || len(o.Sandboxes[0].IPs) > 0) {
 		return o.Sandboxes[0], true
@@ -144,7 +148,7 @@ func (o *Observed) sandbox() (Sandbox, bool) {
 	return Sandbox{}, false
 }
 
-// newest returns the latest instance of a container.
+// newest returns the newest instance of a container.
 func (o *Observed) newest(name string) (Container, bool) {
 	for _, c := range o.Containers {
 		if c.Name == name {
@@ -154,7 +158,7 @@ func (o *Observed) newest(name string) (Container, bool) {
 	return Container{}, false
 }
 
-// previous returns the instance before the latest.
+// previous returns the second newest instance of a container.
 func (o *Observed) previous(name string) (Container, bool) {
 	seen := false
 	for _, c := range o.Containers {
@@ -173,7 +177,7 @@ func (o *Observed) busy(key string) bool {
 	return ok
 }
 
-// anyRunning says whether anything may still execute.
+// anyRunning reports whether any container may still run.
 func (o *Observed) anyRunning() bool {
 	for _, c := range o.Containers {
 		if c.State == Running || c.State == Unknown {

@@ -16,10 +16,10 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// gateLimit bounds the wait for proxies to forget the pod.
+// gateLimit is how long to wait until proxies no longer route to the pod.
 const gateLimit = time.Second
 
-// perform does one action. Events are worded here; retries are Step's.
+// perform executes one action and emits its events. Step decides about retries.
 func (w *worker) perform(ctx context.Context, a Action) error {
 	switch a.Kind {
 	case AllocateDevices:
@@ -66,7 +66,7 @@ func (w *worker) perform(ctx context.Context, a Action) error {
 
 func (w *worker) mountVolumes(ctx context.Context) error {
 	start, pod := w.cfg.now(), w.podWithStatus()
-	devices, err := w.cfg.Devices.Prepare(ctx, w.pod()) // whose status names the claims that were made for it
+	devices, err := w.cfg.Devices.Prepare(ctx, w.pod()) // the pod's own status contains the names of its generated claims
 	if err != nil {
 		if ctx.Err() == nil {
 			w.events.event(pod, "", v1.EventTypeWarning, "FailedPrepareDynamicResources", "Failed to prepare dynamic resources: "+err.Error())
@@ -93,7 +93,7 @@ func (w *worker) createSandbox(ctx context.Context, a Action) error {
 		w.events.event(pod, "", v1.EventTypeNormal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
 	}
 	w.mu.Lock()
-	w.limits = nil // a cgroup that is made anew has those of its config
+	w.limits = nil // a new cgroup has the limits of its sandbox config
 	w.mu.Unlock()
 	cfg, err := w.sandboxConfig(pod, a.Attempt)
 	if err == nil {
@@ -130,10 +130,11 @@ func (w *worker) createSandbox(ctx context.Context, a Action) error {
 	return nil
 }
 
-// errNoClass says that a pod's RuntimeClass is not there: it comes, or the pod goes.
+// errNoClass is the error of a pod whose RuntimeClass does not exist. The pod waits until it is
+// created.
 var errNoClass = errors.New("its RuntimeClass is not there")
 
-// runtimeHandler is the handler that the pod's RuntimeClass names; "" is the node's own.
+// runtimeHandler returns the handler of the pod's RuntimeClass; "" is the node's default.
 func (w *worker) runtimeHandler(pod *v1.Pod) (string, error) {
 	name := pod.Spec.RuntimeClassName
 	if name == nil || *name == "" {
@@ -147,17 +148,17 @@ func (w *worker) runtimeHandler(pod *v1.Pod) (string, error) {
 	return class.Handler, nil
 }
 
-// address is the sandbox's IP, for the timeline.
+// address returns the sandbox's IP address, for the stage report; "" on an error.
 func (w *worker) address(ctx context.Context, id string) string {
 	st, err := w.cfg.Runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id})
 	if err != nil {
-		return "" // the next look at the pod meets the same error and tells it
+		return "" // the next observation meets the same error and logs it
 	}
 	return st.GetStatus().GetNetwork().GetIp()
 }
 
 func (w *worker) unmountVolumes(ctx context.Context) error {
-	pod := w.pod() // whose status names the claims that were made for it
+	pod := w.pod() // its status contains the names of its generated claims
 	uid := pod.UID
 	dir := directory(w.cfg.Paths, uid)
 	if !noSubPaths(dir) {
@@ -165,7 +166,7 @@ func (w *worker) unmountVolumes(ctx context.Context) error {
 			return err
 		}
 	}
-	err := errors.Join(w.releaseDevices(ctx, pod), w.releaseVolumes(ctx, pod)) // neither waits for the other's driver
+	err := errors.Join(w.releaseDevices(ctx, pod), w.releaseVolumes(ctx, pod)) // call both, so that neither waits for the other's driver
 	if w.cfg.Plugins != nil {
 		err = errors.Join(err, w.cfg.Plugins.Release(uid))
 	}
@@ -178,16 +179,18 @@ func (w *worker) unmountVolumes(ctx context.Context) error {
 	return nil
 }
 
-// releaseVolumes unmounts what the pod has. What cannot be unmounted holds the pod, and the user is told what that is.
+// releaseVolumes unmounts the pod's volumes. A volume that cannot be unmounted keeps the pod on the
+// node, and an event names it.
 func (w *worker) releaseVolumes(ctx context.Context, pod *v1.Pod) error {
 	err := w.cfg.Volumes.UnmountAll(ctx, pod.UID)
 	if err != nil && ctx.Err() == nil {
-		w.events.event(pod, "", v1.EventTypeWarning, "FailedUnMount", err.Error()) // kubelet's word
+		w.events.event(pod, "", v1.EventTypeWarning, "FailedUnMount", err.Error()) // the kubelet's reason
 	}
 	return err
 }
 
-// releaseDevices gives back what the pod claimed. A record that cannot be read holds the pod until somebody acts, who is told.
+// releaseDevices releases the devices of the pod's claims. An unreadable record keeps the pod on
+// the node until an administrator repairs it, and an event reports it.
 func (w *worker) releaseDevices(ctx context.Context, pod *v1.Pod) error {
 	err := w.cfg.Devices.Release(ctx, pod)
 	if errors.Is(err, agent.ErrDamagedRecord) {
@@ -196,7 +199,7 @@ func (w *worker) releaseDevices(ctx context.Context, pod *v1.Pod) error {
 	return err
 }
 
-// reportGone removes the pod's own files and says that nothing is left.
+// reportGone removes the pod's directory and logs, then reports that the pod is gone.
 func (w *worker) reportGone() error {
 	w.mu.Lock()
 	d := w.desired
@@ -207,7 +210,8 @@ func (w *worker) reportGone() error {
 			return fmt.Errorf("removing the files of pod %s/%s: still mounted: %v (%v)", d.Pod.Namespace, d.Pod.Name, left, err)
 		}
 	}
-	// The logs first: without the pod's folder nobody would know any more whose they are.
+	// Remove the logs first: without the pod's directory, a restarted agent could not find their
+	// owner.
 	if d.Pod.Name != "" {
 		if err := removeLogLinks(w.cfg.Paths, d.Pod); err != nil {
 			return fmt.Errorf("removing the links to the logs of pod %s/%s: %w", d.Pod.Namespace, d.Pod.Name, err)
@@ -245,7 +249,7 @@ func (w *worker) removeContainer(ctx context.Context, a Action) error {
 	_, again := w.o.Busy["container/"+a.Container]
 	w.mu.Unlock()
 	if again {
-		return nil // the next instance may write to a log of that very name
+		return nil // the next instance may already write to a log of the same name
 	}
 	term := terminationPath(w.cfg.Paths, pod.UID, a.Container, a.Attempt)
 	for _, f := range append(files, term) {

@@ -13,10 +13,10 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// notAdmitted is the reason of a pod to which a device plugin's devices cannot be given, as a kubelet's.
+// notAdmitted is the status reason of a pod whose devices cannot be allocated, as in the kubelet.
 const notAdmitted = "UnexpectedAdmissionError"
 
-// wantsDevices says that a container asks for devices of plugins.
+// wantsDevices reports whether a container requests devices that a device plugin manages.
 func (c *Config) wantsDevices(pod *v1.Pod) (wants bool) {
 	if c.Plugins == nil {
 		return false
@@ -29,7 +29,8 @@ func (c *Config) wantsDevices(pod *v1.Pod) (wants bool) {
 	return wants
 }
 
-// unmanaged is the node without what its device plugins manage: who gives out the devices says whether there are enough.
+// unmanaged returns the node without the resources of device plugins, because the plugin manager
+// itself checks whether there are enough.
 func (c *Config) unmanaged(node *v1.Node) *v1.Node {
 	if c.Plugins == nil {
 		return node
@@ -42,8 +43,8 @@ func (c *Config) unmanaged(node *v1.Node) *v1.Node {
 	return &out
 }
 
-// allocateDevices has the pod given its devices. A pod that cannot get them fails for good, as with a kubelet: its
-// controller makes another, which is scheduled anew.
+// allocateDevices allocates the pod's devices. If that fails, the pod fails permanently, as in a
+// kubelet. Its controller creates another pod, which is scheduled again.
 func (w *worker) allocateDevices(ctx context.Context) error {
 	pod := w.pod()
 	err := w.cfg.Plugins.Allocate(ctx, pod)
@@ -54,7 +55,7 @@ func (w *worker) allocateDevices(ctx context.Context) error {
 	return err
 }
 
-// refuse ends a pod of which nothing has been made.
+// refuse rejects a pod of which nothing has been created.
 func (w *worker) refuse(pod *v1.Pod, why *Stop) {
 	w.mu.Lock()
 	first := w.evicted == nil && w.desired.Stop == nil
@@ -69,7 +70,7 @@ func (w *worker) refuse(pod *v1.Pod, why *Stop) {
 	}
 }
 
-// devicesChanged has a pod with devices looked at.
+// devicesChanged wakes the worker if its pod has devices.
 func (w *worker) devicesChanged() {
 	w.mu.Lock()
 	concerned := w.o.Devices.Held
@@ -79,7 +80,8 @@ func (w *worker) devicesChanged() {
 	}
 }
 
-// lookAtDevices notes which devices the pod has, of plugins and by its claims. The lock is held.
+// lookAtDevices updates the health of the pod's devices, of plugins and of claims. The lock is
+// held.
 func (w *worker) lookAtDevices() {
 	health := w.cfg.Devices.Health(w.desired.Pod)
 	if w.cfg.Plugins != nil {
@@ -93,8 +95,9 @@ func (w *worker) lookAtDevices() {
 	w.o.Devices.Health, w.o.Devices.Held = health, health != nil
 }
 
-// withPlugins gives a container what its devices need to be seen. What the pod itself says of a variable or a path counts
-// more, as with a kubelet; the annotations that the agent reads again are its own.
+// withPlugins adds the variables, mounts, devices and annotations of allocated devices to a
+// container. The pod's own variables and mounts take precedence, as in the kubelet. Annotations
+// that the agent reads cannot be overridden.
 func withPlugins(c *cri.ContainerConfig, has agent.PluginDevices) {
 	c.Envs = slices.Concat(has.Envs, c.Envs)
 	c.Mounts = slices.Concat(has.Mounts, c.Mounts)

@@ -9,23 +9,23 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// The restart delays: Kubernetes' doubling, but from one second and to one minute,
-// so that a crash loop costs little time once its cause is mended.
+// The delays between retries. Restart delays double as in Kubernetes, but from one second to one
+// minute, so that a crash loop ends soon after its cause is fixed.
 const (
 	restartMin   = time.Second
 	restartMax   = time.Minute
-	restartReset = 10 * time.Minute // a run this long begins the count anew
+	restartReset = 10 * time.Minute // a run this long resets the delay
 	imageMin     = 2 * time.Second
 	imageMax     = 2 * time.Minute
 	retryMin     = 500 * time.Millisecond
 	retryMax     = 30 * time.Second
-	// pullErrorShown is how long ErrImagePull shows before it reads ImagePullBackOff.
+	// pullErrorShown is how long a container shows ErrImagePull before ImagePullBackOff.
 	pullErrorShown = time.Second
-	// MaxRestartDelayAnnotation bounds the restart delay of one pod ("10s").
+	// MaxRestartDelayAnnotation is a pod annotation with its maximum restart delay ("10s").
 	MaxRestartDelayAnnotation = "keelson.dev/max-restart-delay"
 )
 
-// grow doubles from first to limit; count is the number of failures in a row, from 1.
+// grow doubles from first up to limit; count is the number of failures in a row, from 1.
 func grow(first, limit time.Duration, count int) time.Duration {
 	d := first
 	for i := 1; i < count && d < limit; i++ {
@@ -34,12 +34,12 @@ func grow(first, limit time.Duration, count int) time.Duration {
 	return min(d, limit)
 }
 
-// noDelay marks an instance that did not come after a counted restart.
+// noDelay is the Delay of an instance that did not follow a counted restart.
 const noDelay = -time.Nanosecond
 
-// restartDelay is how long to wait after c ended: not at all the first time, then 1 s and
-// double of that which c itself had waited. All it needs is recorded with the
-// instance, so the count survives the agent.
+// restartDelay returns how long to wait after instance c ended: nothing the first time, then 1 s,
+// then twice the delay of c. If the spec changed or c ran long enough, the delay is 0. The delay is
+// stored with the instance, so it survives a restart of the agent.
 func restartDelay(pod *v1.Pod, c Container, changed bool) time.Duration {
 	limit := restartMax
 	if d, err := time.ParseDuration(pod.Annotations[MaxRestartDelayAnnotation]); err == nil && d > 0 {
@@ -55,7 +55,8 @@ func restartDelay(pod *v1.Pod, c Container, changed bool) time.Duration {
 	}
 }
 
-// restarts says whether an ended instance is followed by another.
+// restarts reports whether an ended instance is restarted. killed is why the worker stopped it; ""
+// if it exited by itself.
 func restarts(pod *v1.Pod, spec *v1.Container, c Container, killed string) bool {
 	if sidecar(pod, spec) {
 		return true
@@ -84,7 +85,7 @@ func restarts(pod *v1.Pod, spec *v1.Container, c Container, killed string) bool 
 	}
 }
 
-// sidecar says whether spec is a restartable init container.
+// sidecar reports whether spec is a restartable init container.
 func sidecar(pod *v1.Pod, spec *v1.Container) bool {
 	return spec.RestartPolicy != nil && *spec.RestartPolicy == v1.ContainerRestartPolicyAlways && isInit(pod, spec.Name)
 }
@@ -104,7 +105,8 @@ func containerSpec(pod *v1.Pod, name string) *v1.Container {
 	return nil
 }
 
-// specHash covers what may change in a container of a stored pod: its image.
+// specHash hashes the container's name and its image, the only field that an update restarts it
+// for.
 func specHash(c *v1.Container) string {
 	h := fnv.New64a()
 	h.Write([]byte(c.Name + "\x00" + c.Image))
@@ -119,7 +121,7 @@ func deadline(pod *v1.Pod, started time.Time) time.Time {
 	return started.Add(time.Duration(*pod.Spec.ActiveDeadlineSeconds) * time.Second)
 }
 
-// DeletionStop is how a pod with a deletion timestamp ends.
+// DeletionStop returns the Stop of a deleted pod, with its grace period.
 func DeletionStop(pod *v1.Pod) *Stop {
 	grace := int64(v1.DefaultTerminationGracePeriodSeconds)
 	if pod.Spec.TerminationGracePeriodSeconds != nil {

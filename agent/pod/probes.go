@@ -9,8 +9,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// syncProbes runs the probes of exactly the containers that run and whose postStart hook is over.
-// The lock is held.
+// syncProbes runs the probes of exactly those containers that run and have finished their postStart
+// hook. The lock is held.
 func (w *worker) syncProbes(ctx context.Context) {
 	d, o := w.desired, &w.o
 	want := map[string]Container{}
@@ -38,8 +38,8 @@ func (w *worker) syncProbes(ctx context.Context) {
 	}
 }
 
-// probe begins to watch one container. Its state is known at once: what an earlier life of the agent
-// reported, or what the absence of probes says. The lock is held.
+// probe starts the probes of one container. Its initial state is set at once: the state that an
+// earlier agent process reported, or success for each probe that is not defined. The lock is held.
 func (w *worker) probe(ctx context.Context, pod *v1.Pod, c Container, sb Sandbox) {
 	spec, resume := containerSpec(pod, c.Name), w.resume(pod, c)
 	state := agent.ProbeState{Started: spec.StartupProbe == nil || resume != nil}
@@ -64,8 +64,8 @@ func (w *worker) probe(ctx context.Context, pod *v1.Pod, c Container, sb Sandbox
 	})
 }
 
-// resume is what the last status on record says of this very instance, so that a pod
-// does not lose its readiness because the agent restarted.
+// resume returns the probe state of this instance from the pod's last status, or nil. With it a pod
+// stays ready when the agent restarts.
 func (w *worker) resume(pod *v1.Pod, c Container) *agent.ProbeState {
 	g := gen{host: w.cfg.host()}
 	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
@@ -78,7 +78,7 @@ func (w *worker) resume(pod *v1.Pod, c Container) *agent.ProbeState {
 	return nil
 }
 
-// probed takes in one result.
+// probed records one probe result and emits its event.
 func (w *worker) probed(ctx context.Context, t agent.ProbeTarget, e agent.ProbeEvent) {
 	if ctx.Err() != nil {
 		return
@@ -88,7 +88,7 @@ func (w *worker) probed(ctx context.Context, t agent.ProbeTarget, e agent.ProbeE
 	changed := !had || old != e.State
 	stopping := w.desired.Stop != nil
 	w.mu.Unlock()
-	// Told before it takes effect: Ready comes after the probe that made it so.
+	// Report the probe before its state takes effect, so that Ready follows it in the stage report.
 	switch {
 	case e.Probe == "" || stopping:
 	case e.Warning != "":

@@ -4,8 +4,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// QOS is the pod's quality-of-service class: Guaranteed when every container limits CPU and
-// memory and requests just that, BestEffort when none asks for anything, Burstable otherwise.
+// QOS returns the pod's quality-of-service class. Guaranteed: every container limits CPU and
+// memory, and requests the same. BestEffort: no container requests or limits anything. Otherwise
+// Burstable.
 func QOS(pod *v1.Pod) v1.PodQOSClass {
 	if pod.Status.QOSClass != "" {
 		return pod.Status.QOSClass

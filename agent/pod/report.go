@@ -11,15 +11,17 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// What changes little is reported with what follows it: each report is a write in the cluster, and the next one of a
-// pod waits for its acknowledgement. On the way up that is milliseconds; a pod that is being deleted has more to say
-// only if that takes long.
+// Minor status changes are held back, so that one report can contain several. Each report is a
+// write in the cluster, and the pod's next report waits for its acknowledgment. During the start
+// this takes milliseconds. A pod that is being deleted reports minor changes only if its deletion
+// takes long.
 const (
 	holdBack         = 25 * time.Millisecond
 	holdBackDeleting = time.Second
 )
 
-// report sends the status when it differs from the one sent last. What is held back is due at the time returned.
+// report sends the status if it differs from the last one sent. due is when a held-back status must
+// be sent; zero if none.
 func (w *worker) report(d Desired, o Observed, now time.Time) (due time.Time) {
 	if d.Stop != nil && d.Stop.Orphan {
 		return due
@@ -67,7 +69,7 @@ func (w *worker) report(d Desired, o Observed, now time.Time) (due time.Time) {
 	w.last, w.reported, w.recheck, w.readied = st, true, false, w.readied || first
 	w.mu.Unlock()
 	if over {
-		w.freed() // another pod may have waited for what this one held
+		w.freed() // another pod's resize may have waited for this pod's resources
 	}
 	if send {
 		w.cfg.Reporter.PodStatus(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: d.Pod.Namespace, Name: d.Pod.Name, UID: d.Pod.UID}, Status: *st.DeepCopy()})
@@ -80,8 +82,8 @@ func (w *worker) report(d Desired, o Observed, now time.Time) (due time.Time) {
 	return due
 }
 
-// telling says that somebody may be waiting for the difference between two statuses: readiness, an end, or why
-// something does not go on.
+// telling reports whether a status change must be sent at once: a change of readiness, an ended
+// container or pod, or the reason of a wait.
 func telling(was, is *v1.PodStatus) bool {
 	if is.Phase != was.Phase && is.Phase != v1.PodRunning || is.Reason != was.Reason || is.Message != was.Message {
 		return true

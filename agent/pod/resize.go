@@ -12,28 +12,29 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Resize is what is known of a pod whose resources were changed while it runs.
+// Resize is the state of an in-place resize of a running pod.
 type Resize struct {
-	// Pending is why the node has not granted what the spec of generation Asked wants: Deferred or Infeasible; "" when it
-	// has.
+	// Pending is why the node has not granted the spec of generation Asked: Deferred or Infeasible.
+	// It is "" if the spec is granted.
 	Pending, Message string
 	Asked            int64
-	// Open: what was granted, to the pod of generation Granted, is not all in effect.
+	// Open: the grant, made to generation Granted of the pod, is not fully in effect.
 	Open    bool
 	Granted int64
-	// Memory is the node's; Limits are those that this life of the agent gave the pod's cgroup, nil when it gave none.
+	// Memory is the node's memory. Limits are the limits that this agent process has set on the
+	// pod's cgroup, nil if none.
 	Memory int64
 	Limits *cri.LinuxContainerResources
 }
 
-// Grant says whether the node can give a pod what its spec asks for now; reason "" = it can. has is what is granted to
-// the pod, others are the pods besides it that take resources, as they hold them. What does not grow is always granted.
-// Pure.
+// Grant decides whether the node can grant the resources in a pod's spec now. An empty reason means
+// yes. has is the pod with its current grant. others are the other pods that use resources, with
+// their current grants. A resource that does not grow is always granted. Pure.
 func Grant(pod, has *v1.Pod, others []*v1.Pod, node *v1.Node) (reason, message string) {
 	want, before := resource.PodRequests(pod, resource.PodResourcesOptions{}), resource.PodRequests(has, resource.PodResourcesOptions{})
 	used, free := requestsOf(others), node.Status.Allocatable
 	var grows []v1.ResourceName
-	// Memory first, as Kubernetes tells it.
+	// Memory first, in the order of Kubernetes' messages.
 	for _, name := range []v1.ResourceName{v1.ResourceMemory, v1.ResourceCPU} {
 		if q := want[name]; q.Cmp(before[name]) > 0 {
 			grows = append(grows, name)
@@ -53,8 +54,8 @@ func Grant(pod, has *v1.Pod, others []*v1.Pod, node *v1.Node) (reason, message s
 	return "", ""
 }
 
-// requestsOf is what pods hold together: of one whose resources change, the most of what it was granted and what its
-// containers still have.
+// requestsOf returns the sum of the pods' requests. For a pod that is being resized it counts the
+// larger of the grant and of its containers' current resources.
 func requestsOf(pods []*v1.Pod) v1.ResourceList {
 	used := v1.ResourceList{}
 	for _, p := range pods {
@@ -67,7 +68,7 @@ func requestsOf(pods []*v1.Pod) v1.ResourceList {
 	return used
 }
 
-// lacking says that a node has not enough of a resource; "" when it has.
+// lacking returns a message if a node does not have enough of a resource; "" if it has.
 func lacking(name v1.ResourceName, want, used, have v1.ResourceList) string {
 	q, sum := want[name], used[name].DeepCopy()
 	if sum.Add(q); q.IsZero() || sum.Cmp(have[name]) <= 0 {
@@ -77,7 +78,7 @@ func lacking(name v1.ResourceName, want, used, have v1.ResourceList) string {
 		amount(used, name), amount(have, name))
 }
 
-// amount is a resource as messages tell it: thousandths of CPUs, whole units of anything else.
+// amount returns a resource in the unit of messages: millicores of CPU, else whole units.
 func amount(l v1.ResourceList, name v1.ResourceName) int64 {
 	q := l[name]
 	if name == v1.ResourceCPU {
@@ -86,21 +87,21 @@ func amount(l v1.ResourceList, name v1.ResourceName) int64 {
 	return saturate.Value(&q)
 }
 
-// resizeUpdate is a running container that gets other limits.
+// resizeUpdate is a limit update of a running container.
 type resizeUpdate struct {
 	ID, Name string
 	To       *cri.LinuxContainerResources
 }
 
-// resizePlan is what is left to do until a grant is in effect. In between the pod's own cgroup allows the most of what
-// the containers have and what they are to have: it grows before them and shrinks after them.
+// resizePlan is the remaining work until a grant is in effect. During the resize the pod's cgroup
+// gets the larger of the old and new limits: it grows before its containers and shrinks after them.
 type resizePlan struct {
-	During, Target *cri.LinuxContainerResources // of the pod
-	Update         []resizeUpdate               // those that shrink first
-	Restart        []Container                  // those that have to be started anew
+	During, Target *cri.LinuxContainerResources // of the pod's cgroup
+	Update         []resizeUpdate               // shrinking containers first
+	Restart        []Container                  // containers that must be restarted
 }
 
-// planResize compares what containers have with what is granted to them. Pure.
+// planResize compares the limits of running containers with their grants. Pure.
 func planResize(pod *v1.Pod, o *Observed) resizePlan {
 	p := resizePlan{Target: podResources(pod)}
 	p.During = &cri.LinuxContainerResources{CpuShares: p.Target.CpuShares, CpuQuota: p.Target.CpuQuota, CpuPeriod: p.Target.CpuPeriod,
@@ -130,14 +131,16 @@ func planResize(pod *v1.Pod, o *Observed) resizePlan {
 	return p
 }
 
-// allow raises what the pod may use meanwhile by what a container has beyond its share of the target.
+// allow raises the pod's limits during the resize by the amount that a container has beyond its
+// target.
 func (p *resizePlan) allow(have, to *cri.LinuxContainerResources) {
 	p.During.CpuShares = min(p.During.CpuShares+max(have.CpuShares-to.CpuShares, 0), maxShares)
 	p.During.CpuQuota = raised(p.During.CpuQuota, have.CpuQuota, to.CpuQuota)
 	p.During.MemoryLimitInBytes = raised(p.During.MemoryLimitInBytes, have.MemoryLimitInBytes, to.MemoryLimitInBytes)
 }
 
-// raised is a limit of the pod with a container that has another limit than it is to have; 0 is none.
+// raised returns the pod limit while a container still has the limit have instead of to; 0 is
+// unlimited.
 func raised(pod, have, to int64) int64 {
 	if pod <= 0 || have <= 0 || to <= 0 {
 		return 0
@@ -145,7 +148,7 @@ func raised(pod, have, to int64) int64 {
 	return pod + max(have-to, 0)
 }
 
-// more says that limit a allows more than b; 0 is none.
+// more reports whether limit a is higher than b; 0 is unlimited.
 func more(a, b int64) bool { return a <= 0 && b > 0 || b > 0 && a > b }
 
 func sameCPU(a, b *cri.LinuxContainerResources) bool {
@@ -156,8 +159,9 @@ func sameLimits(a, b *cri.LinuxContainerResources) bool {
 	return sameCPU(a, b) && a.MemoryLimitInBytes == b.MemoryLimitInBytes
 }
 
-// restartsToResize says that the container's policy has it started anew for what changes. A change of what is requested
-// shows in the CPU shares or in the OOM score, which without a restart stays what it was.
+// restartsToResize reports whether the container's resize policy requires a restart for this
+// change. A change of requests changes the CPU shares or the OOM score. The OOM score does not
+// change without a restart.
 func restartsToResize(spec *v1.Container, have, to *cri.LinuxContainerResources) bool {
 	for _, p := range spec.ResizePolicy {
 		if p.RestartPolicy != v1.RestartContainer {
@@ -177,18 +181,19 @@ func restartsToResize(spec *v1.Container, have, to *cri.LinuxContainerResources)
 	return false
 }
 
-// resizeMessage says why a container is killed that its resize policy has started anew.
+// resizeMessage is the event message of a container that is killed because its resize requires a
+// restart.
 func resizeMessage(container string) string {
 	return fmt.Sprintf("Container %s resize requires restart", container)
 }
 
-// remade says that an instance is followed by another whatever its exit code: its image is another by now, or it was
-// ended to get other resources.
+// remade reports whether an instance is replaced whatever its exit code: its image changed, or it
+// was stopped for a resize.
 func remade(o *Observed, c Container, spec *v1.Container) bool {
 	return c.Hash != specHash(spec) || o.Killed[c.ID] == resizeMessage(c.Name)
 }
 
-// resize plans what brings a grant into effect.
+// resize plans the actions that bring a grant into effect.
 func (s *step) resize(sb Sandbox) {
 	if !s.o.Resize.Open {
 		return
@@ -200,7 +205,7 @@ func (s *step) resize(sb Sandbox) {
 		s.plan.add(a)
 	}
 	if !allowed {
-		return // a container that is started with more than its pod has would fail
+		return // a container that starts with more than its pod's cgroup allows would fail
 	}
 	for _, c := range p.Restart {
 		s.kill(c, grace(s.pod), resizeMessage(c.Name))

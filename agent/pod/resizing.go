@@ -10,7 +10,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// remember takes over what was granted before this worker; a pod without a record is granted what it asks for.
+// remember sets the grant that was loaded from disk. recorded is false if there was no file and g
+// equals the spec.
 func (w *worker) remember(g grant, recorded bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -18,8 +19,9 @@ func (w *worker) remember(g grant, recorded bool) {
 	w.desired.Pod = g.of(w.desired.Pod)
 }
 
-// compare looks at what runs where no record says what it was granted: under a release that resized nothing the pod may
-// have come to ask for something else. The lock is held.
+// compare checks the running containers of a pod without a stored grant. Under an older release,
+// without resize, the spec may have changed since their start. Then the grant is not settled. The
+// lock is held.
 func (w *worker) compare() {
 	if !w.doubtful {
 		return
@@ -32,7 +34,7 @@ func (w *worker) compare() {
 	}
 }
 
-// record writes what the pod was admitted with, before anything of it is made.
+// record stores the grant with which the pod was admitted, before anything of the pod is created.
 func (w *worker) record() {
 	w.mu.Lock()
 	d, g, done := w.desired, w.grant, w.recorded
@@ -46,14 +48,14 @@ func (w *worker) record() {
 	}
 }
 
-// granted is what the pod may have now.
+// granted returns the pod's current grant.
 func (w *worker) granted() grant {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.grant
 }
 
-// give grants the pod what it asks for, on disk before anywhere else.
+// give grants the resources in the pod's spec. It stores the grant on disk first.
 func (w *worker) give(pod *v1.Pod) {
 	g := grantOf(pod)
 	g.Settled = false
@@ -72,7 +74,7 @@ func (w *worker) give(pod *v1.Pod) {
 	w.poke()
 }
 
-// refuseResize notes why the pod is not granted what it asks for; reason "" says that it is.
+// refuseResize sets why the pod's spec is not granted; reason "" means that it is granted.
 func (w *worker) refuseResize(pod *v1.Pod, reason, message string) {
 	w.mu.Lock()
 	same := w.pending == reason && w.because == message && (reason == "" || w.asked == pod.Generation)
@@ -87,8 +89,8 @@ func (w *worker) refuseResize(pod *v1.Pod, reason, message string) {
 	w.poke()
 }
 
-// holding is the pod as it counts among the others of its node: what it was granted, and what its containers still have
-// beyond that.
+// holding returns the pod as it counts in admission: with its grant, and with the larger current
+// resources of its containers during a resize.
 func (w *worker) holding() *v1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -109,14 +111,15 @@ func (w *worker) holding() *v1.Pod {
 	return &out
 }
 
-// resizeState is what Step and Status are told. The lock is held.
+// resizeState returns the resize state for Step and Status. The lock is held.
 func (w *worker) resizeState() Resize {
 	return Resize{Pending: w.pending, Message: w.because, Asked: w.asked, Open: !w.grant.Settled, Granted: w.grant.Generation,
 		Memory: w.cfg.memory(), Limits: w.limits}
 }
 
-// resizePod brings a grant into effect: the pod's cgroup first where it grows, containers next, and the pod's cgroup
-// last where it shrinks. Each step may be done twice: a life of the agent that was cut short is continued by the next.
+// resizePod brings a grant into effect: a growing pod cgroup first, then the containers, then a
+// shrinking pod cgroup. Every step may be repeated, so another agent process can continue an
+// interrupted resize.
 func (w *worker) resizePod(ctx context.Context, sandbox string) error {
 	w.mu.Lock()
 	pod, o, g := w.desired.Pod, w.o, w.grant
@@ -136,7 +139,7 @@ func (w *worker) resizePod(ctx context.Context, sandbox string) error {
 		return w.resizeFailed(ctx, pod, g, err)
 	}
 	if len(p.Restart) > 0 {
-		return nil // what is left is done when they run again
+		return nil // the rest is done when the restarted containers run
 	}
 	if err := w.limitPod(ctx, sandbox, p.Target); err != nil {
 		return w.resizeFailed(ctx, pod, g, err)
@@ -167,7 +170,7 @@ func (w *worker) limitPod(ctx context.Context, sandbox string, to *cri.LinuxCont
 	return nil
 }
 
-// settleGrant records that a grant is in effect, unless there is another one by now.
+// settleGrant records that a grant is in effect, unless there is a newer grant.
 func (w *worker) settleGrant(pod *v1.Pod, g grant) error {
 	g.Settled = true
 	w.mu.Lock()
@@ -177,7 +180,7 @@ func (w *worker) settleGrant(pod *v1.Pod, g grant) error {
 	}
 	w.grant.Settled = true
 	w.mu.Unlock()
-	// A record that is not written has the next agent do the same again, which changes nothing.
+	// If the write fails, the next agent process repeats the resize, which changes nothing.
 	if err := saveGrant(w.cfg.Paths, pod, g); err != nil {
 		w.log.Warn("a resize is done", "err", err)
 	}
@@ -186,7 +189,7 @@ func (w *worker) settleGrant(pod *v1.Pod, g grant) error {
 	return nil
 }
 
-// resizeText is the message of an event about a resize.
+// resizeText returns the message of a resize event: text and a JSON summary of the containers.
 func resizeText(what string, pod *v1.Pod, generation int64, problem string) string {
 	type container struct {
 		Name      string                  `json:"name"`

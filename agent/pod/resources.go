@@ -25,7 +25,8 @@ func cpuShares(milli int64) int64 {
 
 func cpuQuota(milli int64) int64 { return max(milli*quotaPeriod/1000, minQuota) }
 
-// containerResources maps requests and limits to what the kernel knows. memory is the node's, for the OOM score.
+// containerResources converts a container's requests and limits to CRI resources. memory is the
+// node's, for the OOM score.
 func containerResources(pod *v1.Pod, spec *v1.Container, memory int64) *cri.LinuxContainerResources {
 	r := resourcesOf(spec.Resources.Requests, spec.Resources.Limits)
 	r.OomScoreAdj = oomScore(pod, spec, memory)
@@ -37,7 +38,7 @@ func containerResources(pod *v1.Pod, spec *v1.Container, memory int64) *cri.Linu
 	return r
 }
 
-// hugePageSize turns "2Mi" into "2MB", as the kernel names it.
+// hugePageSize converts "2Mi" to the kernel's form "2MB".
 func hugePageSize(s string) string { return strings.TrimSuffix(s, "i") + "B" }
 
 func resourcesOf(requests, limits v1.ResourceList) *cri.LinuxContainerResources {
@@ -54,10 +55,11 @@ func resourcesOf(requests, limits v1.ResourceList) *cri.LinuxContainerResources 
 	return r
 }
 
-// oomGroup is the file of cgroup v2 by which the kernel ends all of a container when it ends one of its processes.
+// oomGroup is a cgroup v2 file. With "1", the kernel kills all processes of a container when it
+// kills one of them for memory.
 const oomGroup = "memory.oom.group"
 
-// containerLimits are containerResources with what the node says of all containers.
+// containerLimits returns containerResources plus the node's OOM group setting.
 func (w *worker) containerLimits(pod *v1.Pod, spec *v1.Container) *cri.LinuxContainerResources {
 	r := containerResources(pod, spec, w.cfg.memory())
 	if !w.cfg.SingleProcessOOMKill {
@@ -66,7 +68,8 @@ func (w *worker) containerLimits(pod *v1.Pod, spec *v1.Container) *cri.LinuxCont
 	return r
 }
 
-// podResources are the limits of the pod's own cgroup. A limit is set only when all containers have one.
+// podResources returns the limits of the pod's cgroup. Without pod-level limits, a limit is set
+// only if every container has one.
 func podResources(pod *v1.Pod) *cri.LinuxContainerResources {
 	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	limits := resource.PodLimits(pod, resource.PodResourcesOptions{})
@@ -84,7 +87,7 @@ func podResources(pod *v1.Pod) *cri.LinuxContainerResources {
 	return resourcesOf(requests, limits)
 }
 
-// podLimits are podResources with the node's limit of processes.
+// podLimits returns podResources plus the node's limit of processes per pod.
 func (w *worker) podLimits(pod *v1.Pod) *cri.LinuxContainerResources {
 	r := podResources(pod)
 	if w.cfg.PodPIDs > 0 {
@@ -93,7 +96,8 @@ func (w *worker) podLimits(pod *v1.Pod) *cri.LinuxContainerResources {
 	return r
 }
 
-// CPURequest is what a pod was granted of the CPUs, in thousandths: what its status tells, or else what it asks for.
+// CPURequest returns the CPU request that was granted to a pod, in millicores: from its status,
+// else from its spec.
 func CPURequest(pod *v1.Pod) int64 {
 	g := grantOf(pod)
 	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
@@ -107,8 +111,9 @@ func CPURequest(pod *v1.Pod) int64 {
 	return saturate.MilliValue(requests.Cpu())
 }
 
-// oomScore makes the kernel kill first who asked for least: Guaranteed last, BestEffort first,
-// and Burstable the earlier the smaller the request is.
+// oomScore returns the OOM score adjustment, as in Kubernetes: Guaranteed pods are killed last,
+// BestEffort pods first. Burstable containers are killed earlier the smaller their memory request
+// is.
 func oomScore(pod *v1.Pod, spec *v1.Container, memory int64) int64 {
 	const guaranteed, bestEffort = -997, 1000
 	if pod.Spec.Priority != nil && *pod.Spec.Priority >= 2_000_000_000 {
@@ -127,7 +132,7 @@ func oomScore(pod *v1.Pod, spec *v1.Container, memory int64) int64 {
 	return min(max(score, 1000+guaranteed), bestEffort-1)
 }
 
-// cgroupParent is the pod's own cgroup below the agent's root.
+// cgroupParent returns the path of the pod's cgroup below root.
 func cgroupParent(root string, pod *v1.Pod) string {
 	class := ""
 	switch QOS(pod) {

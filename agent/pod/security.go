@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// The paths of /proc and /sys that an unprivileged container does not see, or not for writing.
+// The paths of /proc and /sys that are hidden from, or read-only in, an unprivileged container.
 var (
 	maskedPaths   = []string{"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap"}
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
@@ -35,7 +35,8 @@ func namespaces(pod *v1.Pod) *cri.NamespaceOption {
 	return o
 }
 
-// securityContext maps the pod's and the container's settings; the container's win.
+// securityContext merges the pod's and the container's security context; the container's fields
+// win.
 func securityContext(pod *v1.Pod, spec *v1.Container, seccompDefault bool) *cri.LinuxContainerSecurityContext {
 	p, c := pod.Spec.SecurityContext, spec.SecurityContext
 	if p == nil {
@@ -80,7 +81,8 @@ func supplemental(p *v1.PodSecurityContext) []int64 {
 	return groups
 }
 
-// withVolumeGroups adds the groups of the pod's volumes to the supplemental groups of a container, in ascending order.
+// withVolumeGroups adds the groups of the pod's volumes to the supplemental groups of a container,
+// in ascending order.
 func withVolumeGroups(out *cri.LinuxContainerSecurityContext, mounts map[string]agent.Mount) *cri.LinuxContainerSecurityContext {
 	var groups []int64
 	for _, m := range mounts {
@@ -142,7 +144,8 @@ func apparmor(pod, container *v1.AppArmorProfile) *cri.SecurityProfile {
 	}
 }
 
-// verifyNonRoot refuses a container that must not run as root and would, or might. user is the image's.
+// verifyNonRoot returns an error if a container with runAsNonRoot would or might run as root. user
+// is the image's user.
 func verifyNonRoot(pod *v1.Pod, spec *v1.Container, user string) error {
 	p, c := pod.Spec.SecurityContext, spec.SecurityContext
 	if p == nil {

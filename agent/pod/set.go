@@ -22,13 +22,13 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Config is what pod workers need. Fields are required unless they say otherwise.
+// Config is the configuration of a Set. Fields are required unless their comment names a default.
 type Config struct {
 	NodeName   string
-	BootID     string   // of the machine
-	HostIPs    []string // first is the primary one
+	BootID     string   // boot ID of the machine
+	HostIPs    []string // the first is the primary address
 	Paths      agent.Paths
-	CgroupRoot string // cgroup below which kubepods lies
+	CgroupRoot string // parent cgroup of kubepods
 
 	Runtime  agent.Runtime
 	Images   agent.Images
@@ -38,41 +38,47 @@ type Config struct {
 	Objects  agent.Objects
 	Reporter agent.Reporter
 	Prober   agent.Prober
-	Policies agent.PolicyGuard // nil: network policies are not this agent's affair
+	Policies agent.PolicyGuard // nil: this agent does not enforce network policies
 	SubPaths SubPaths          // nil: BindSubPaths
-	// Written lists the folders on disk that a container writes to, its own and those it shares with the pod's
-	// others, beside volumes and logs; nil: only those two are measured.
+	// Written returns the directories on disk that a container writes to, except volumes and logs:
+	// its own, and those shared with other containers of the pod. nil: only volumes and logs are
+	// measured.
 	Written func(containerID string) (own, shared []string)
 
-	// VolumeDisk says how full a volume of a pod is where something else than its file system knows; an error is that
-	// nothing does. nil: the file systems are asked.
+	// VolumeDisk returns the usage of a pod's volume if it is not the usage of the volume's file
+	// system. ok is false for other volumes. On an error the usage is unknown. nil: always use the
+	// file system's.
 	VolumeDisk func(ctx context.Context, pod types.UID, volume string) (disk agent.Disk, ok bool, err error)
 
-	// Node returns the node as it would be reported: labels, taints, allocatable. nil admits every pod.
+	// Node returns the node as it will be reported: labels, taints, allocatable. nil admits every
+	// pod.
 	Node func() *v1.Node
-	// ClusterDNS returns the addresses of the cluster's DNS; nil or empty: pods use the node's.
+	// ClusterDNS returns the addresses of the cluster DNS; nil or empty: pods use the node's
+	// servers.
 	ClusterDNS func() []string
 	ResolvConf string // "" = /etc/resolv.conf
-	// ResolvedConf is where systemd-resolved names the servers behind its own address; "" = where it does so by itself.
+	// ResolvedConf is the file with the upstream servers of systemd-resolved; "" = its default
+	// path.
 	ResolvedConf string
-	PodPIDs      int64 // processes and threads that a pod may have; 0 or less = no limit
-	// SingleProcessOOMKill leaves the other processes of a container when one is ended for memory, as cgroup v1 always
-	// does.
+	PodPIDs      int64 // maximum processes and threads per pod; 0 or less = no limit
+	// SingleProcessOOMKill makes the kernel kill a single process on OOM instead of the whole
+	// container, as cgroup v1 does.
 	SingleProcessOOMKill bool
 	SeccompDefault       bool     // containers without a profile get the runtime's default
-	Ceiling              *Ceiling // above which no pod is run; nil: any is
-	RuntimeName          string   // scheme of container ids; "" = "keelson"
-	// StartUnconfirmedPods starts the pods of the checkpoint after a reboot before a control plane has confirmed them.
+	Ceiling              *Ceiling // highest Pod Security level of pods; nil: no restriction
+	RuntimeName          string   // scheme of container IDs; "" = "keelson"
+	// StartUnconfirmedPods starts the pods of the checkpoint after a reboot, before a control plane
+	// has confirmed them.
 	StartUnconfirmedPods bool
 
-	Relist time.Duration // between looks at everything without cause; 0 = 30 s
+	Relist time.Duration // interval of a full resync; 0 = 30 s
 	Log    *slog.Logger  // may be nil
 	Now    func() time.Time
 
-	turns turns // of measuring
+	turns turns // limits concurrent disk measurements
 }
 
-// admit asks everything that may refuse a pod on its node.
+// admit runs all admission checks of the node for a pod.
 func (c *Config) admit(p *v1.Pod, others []*v1.Pod) *Stop {
 	if refused := c.Ceiling.Check(p); refused != nil {
 		return refused
@@ -106,22 +112,23 @@ func (c *Config) memory() int64 {
 	return saturate.Value(c.Node().Status.Capacity.Memory())
 }
 
-// Set keeps exactly one worker for each pod of the node.
+// Set runs exactly one worker for each pod of the node.
 type Set struct {
 	cfg     Config
 	mu      sync.Mutex
 	workers map[types.UID]*entry
-	gone    map[types.UID]bool // reported gone, and still in the view
-	adopted map[types.UID]bool // had a sandbox when the agent started
-	running map[types.UID]bool // had a sandbox or a container that ran when the agent started
+	gone    map[types.UID]bool // reported gone, but still in the local view
+	adopted map[types.UID]bool // had a sandbox or container when the agent started
+	running map[types.UID]bool // had a ready sandbox or a running container when the agent started
 
-	unconfirmed bool // the machine was booted, and no control plane has confirmed the assignment since
-	waiting     int  // pods that wait for that, as logged last
-	recorded    bool // the confirmation is on disk; of Run's goroutine
-	// refused on what the stored Node says, which may be on its way: until when to wait for it
+	unconfirmed bool // no control plane has confirmed the assignment since the machine was booted
+	waiting     int  // last logged number of pods that wait for the confirmation
+	recorded    bool // the confirmation is on disk; used by Run's goroutine only
+	// pods rejected because of the stored Node, an update of which may be on its way: when the wait
+	// ends
 	doubted map[types.UID]time.Time
-	found   map[types.UID]*v1.Pod // what was on the node before this process, until the orphans among it are removed
-	recheck chan struct{}         // buffered: a doubt has lasted long enough, or a pod holds less than before
+	found   map[types.UID]*v1.Pod // pods found on the node at the start of this process, until the orphans are removed
+	recheck chan struct{}         // buffered: reconcile again, since a doubt has timed out or a pod released resources
 	begun   chan struct{}
 	done    chan types.UID
 	disks   disks
@@ -132,11 +139,11 @@ type entry struct {
 	w        *worker
 	pod      *v1.Pod
 	refused  *Stop
-	evicted  *Stop // by an earlier life of the agent
-	vanished bool  // its object is gone
+	evicted  *Stop // evicted by an earlier agent process
+	vanished bool  // the pod object no longer exists
 }
 
-// New returns a set without workers. Nothing runs until Run.
+// New returns a Set without workers. Run starts them.
 func New(cfg Config) *Set {
 	if cfg.SubPaths == nil {
 		cfg.SubPaths = &BindSubPaths{}
@@ -153,7 +160,8 @@ func New(cfg Config) *Set {
 		doubted: map[types.UID]time.Time{}, recheck: make(chan struct{}, 1), begun: make(chan struct{}), done: make(chan types.UID)}
 }
 
-// Run works until ctx ends; containers keep running after it returned. It begins once the view is synced.
+// Run waits until the local view of the cluster is synced, and then runs the workers until ctx is
+// done. Containers keep running after it returns.
 func (s *Set) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -172,7 +180,7 @@ func (s *Set) Run(ctx context.Context) error {
 	}
 	relist := time.NewTicker(s.cfg.Relist)
 	defer relist.Stop()
-	// Before the first decision: who was here already is admitted without a question.
+	// Adopt before the first decision: pods that already run are admitted without a check.
 	if err := wait.For(ctx, retryMin, func() error { return s.adopt(ctx) }); err != nil {
 		return ctx.Err()
 	}
@@ -197,7 +205,7 @@ func (s *Set) Run(ctx context.Context) error {
 			s.changed(ctx, kinds)
 		case e, ok := <-events:
 			if !ok {
-				// Lost events do no harm: look at everything.
+				// Lost runtime events are harmless: wake all workers.
 				if ctx.Err() != nil {
 					return ctx.Err()
 				}
@@ -243,7 +251,7 @@ func (s *Set) changed(ctx context.Context, kinds map[string]struct{}) {
 			break
 		}
 	}
-	for _, k := range []string{"RuntimeClass", "VolumeAttachment", "Node"} { // the last two say what is attached
+	for _, k := range []string{"RuntimeClass", "VolumeAttachment", "Node"} { // the last two contain the attached volumes
 		if _, ok := kinds[k]; ok {
 			s.each(func(e *entry) { e.w.retrySoon() })
 			break
@@ -255,12 +263,12 @@ func (s *Set) changed(ctx context.Context, kinds map[string]struct{}) {
 	}
 }
 
-// reconcile stops the extra, updates the changed, starts the missing.
+// reconcile starts missing workers, updates changed pods, and deletes pods whose object is gone.
 func (s *Set) reconcile(ctx context.Context) {
 	pods := slices.Clone(s.cfg.Objects.Pods())
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Who was here first stays when not all fit: adopted pods, then the oldest.
+	// If not all pods fit, those that already run stay: adopted pods first, then the oldest.
 	slices.SortStableFunc(pods, func(a, b *v1.Pod) int {
 		if x, y := s.adopted[a.UID], s.adopted[b.UID]; x != y {
 			if x {
@@ -278,7 +286,8 @@ func (s *Set) reconcile(ctx context.Context) {
 	}
 	for uid, e := range s.workers {
 		if !present[uid] && !e.vanished {
-			// The object is gone before we said so: a forced deletion, or a pod that moved.
+			// The object is gone before PodGone was reported: a forced deletion, or a pod that was
+			// replaced elsewhere.
 			e.vanished = true
 			e.w.update(Desired{Pod: e.pod, Stop: DeletionStop(e.pod)})
 		}
@@ -288,7 +297,7 @@ func (s *Set) reconcile(ctx context.Context) {
 		switch {
 		case e != nil && e.pod != p:
 			if !maps.Equal(e.pod.Labels, p.Labels) || !maps.Equal(e.pod.Annotations, p.Annotations) {
-				e.w.stale() // the downward API shows them
+				e.w.stale() // the downward API exposes them
 			}
 			e.pod = p
 			changed = append(changed, e)
@@ -299,7 +308,8 @@ func (s *Set) reconcile(ctx context.Context) {
 		}
 	}
 	s.tellWaiting(waiting)
-	// Before workers look at their pods again: what a pod is granted and which generation has been seen go together.
+	// Decide about resizes before the workers run, so that the grant and the observed generation
+	// match.
 	s.resize()
 	for _, e := range changed {
 		e.w.update(s.desired(e, e.pod))
@@ -321,7 +331,8 @@ func (s *Set) reconcile(ctx context.Context) {
 	}
 }
 
-// Begun is closed once there are workers for the pods that the node had when the agent started.
+// Begun returns a channel that is closed when the pods which the node had at the start of the agent
+// have workers.
 func (s *Set) Begun() <-chan struct{} { return s.begun }
 
 func (s *Set) desired(e *entry, p *v1.Pod) Desired {
@@ -331,7 +342,7 @@ func (s *Set) desired(e *entry, p *v1.Pod) Desired {
 	return Desired{Pod: p, Stop: e.refused}
 }
 
-// start makes a worker. The lock is held.
+// start admits a pod and starts its worker. The lock is held.
 func (s *Set) start(ctx context.Context, p *v1.Pod) {
 	e := &entry{pod: p}
 	has, _ := s.hold(p)
@@ -352,11 +363,12 @@ func (s *Set) start(ctx context.Context, p *v1.Pod) {
 	}
 }
 
-// patience is how long a pod waits for news of the node that would admit it.
+// patience is how long a rejected pod waits for an update of the Node that might admit it.
 const patience = time.Second
 
-// doubt says that a refusal is not to be believed yet. A pod and the node's own object come by different ways: the
-// label for which the scheduler chose this node may arrive after the pod. The lock is held.
+// doubt reports whether a rejection must be checked again later. A pod and the Node object arrive
+// separately: the label for which the scheduler chose this node may arrive after the pod. The lock
+// is held.
 func (s *Set) doubt(p *v1.Pod, refused *Stop) bool {
 	if !refused.Stored {
 		return false
@@ -370,7 +382,7 @@ func (s *Set) doubt(p *v1.Pod, refused *Stop) bool {
 	return s.cfg.now().Before(until)
 }
 
-// again has everything looked at once more.
+// again schedules a reconcile.
 func (s *Set) again() {
 	select {
 	case s.recheck <- struct{}{}:
@@ -384,12 +396,12 @@ func (s *Set) doubts() bool {
 	return len(s.doubted) > 0
 }
 
-// holds says that the pod still takes resources.
+// holds reports whether the pod still uses resources of the node.
 func (w *worker) holds() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.desired.Stop != nil && w.desired.Stop.Delete && len(w.o.Sandboxes) == 0 && !w.o.anyRunning() {
-		return false // ended; its object may be gone sooner than its worker
+		return false // it has ended, although its worker may live longer than its object
 	}
 	return !final(w.desired.Pod) && w.last.Phase != v1.PodSucceeded && w.last.Phase != v1.PodFailed
 }
@@ -431,8 +443,8 @@ func (s *Set) ended(ctx context.Context, uid types.UID) {
 	s.reconcile(ctx)
 }
 
-// adopt looks at what an earlier life of the agent left. Pods that are still wanted are found by their
-// workers; everything else gets a worker that takes it away.
+// adopt finds the pods that an earlier agent process left on the node. Workers of assigned pods
+// continue with them. The others are removed by removeOrphans.
 func (s *Set) adopt(ctx context.Context) error {
 	orphans := map[types.UID]*v1.Pod{} // unless they turn out to be assigned
 	res, err := s.cfg.Runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
@@ -455,7 +467,7 @@ func (s *Set) adopt(ctx context.Context) error {
 			orphans[uid].Spec.TerminationGracePeriodSeconds = &seconds
 		}
 	}
-	// Of a pod that a power cut has ended there may be no more than how its containers ended.
+	// After a power failure, only the records of ended containers may be left of a pod.
 	cs, err := s.cfg.Runtime.ListContainers(ctx, &cri.ListContainersRequest{})
 	if err != nil {
 		s.cfg.Log.Warn("looking for pods of an earlier life: listing containers", "err", err)
@@ -517,8 +529,9 @@ func (s *Set) adopt(ctx context.Context) error {
 	return nil
 }
 
-// removeOrphans removes what adopt found and what a control plane does not
-// assign to this node. A checkpoint alone does not decide that: it may be older than what runs.
+// removeOrphans removes the pods that adopt found and that are not assigned to this node. It runs
+// only after a control plane has confirmed the assignment: a checkpoint may be older than the
+// running pods.
 func (s *Set) removeOrphans(ctx context.Context) {
 	assigned := map[types.UID]bool{}
 	for _, p := range s.cfg.Objects.Pods() {

@@ -7,7 +7,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// hold is what a pod was granted, by an earlier life of the agent or by what it asks for.
+// hold returns the stored grant of a pod. recorded is false if there is none; then the grant equals
+// the spec.
 func (s *Set) hold(p *v1.Pod) (g grant, recorded bool) {
 	g, recorded, err := loadGrant(s.cfg.Paths, p)
 	if err != nil {
@@ -16,11 +17,12 @@ func (s *Set) hold(p *v1.Pod) (g grant, recorded bool) {
 	return g, recorded
 }
 
-// others are the pods besides e that take resources of the node, as they hold them. The lock is held.
+// others returns the pods except e that use resources of the node, with their grants. The lock is
+// held.
 func (s *Set) others(e *entry) []*v1.Pod {
 	var out []*v1.Pod
 	for _, o := range s.workers {
-		// The room of a pod whose object is gone was given away at that moment, as with a kubelet.
+		// The resources of a pod whose object is gone are free at once, as in the kubelet.
 		if o != e && o.refused == nil && !o.vanished && o.w.holds() {
 			out = append(out, o.w.holding())
 		}
@@ -28,8 +30,8 @@ func (s *Set) others(e *entry) []*v1.Pod {
 	return out
 }
 
-// resize decides about pods that ask for other resources than they were granted: those that waited are asked about
-// again whenever anything changes. The lock is held.
+// resize decides about pods whose spec differs from their grant. Deferred resizes are tried again
+// whenever anything changes. The lock is held.
 func (s *Set) resize() {
 	var asking []*entry
 	for _, e := range s.workers {
@@ -39,12 +41,12 @@ func (s *Set) resize() {
 		has := e.w.granted()
 		switch {
 		case has.covers(e.pod):
-			e.w.refuseResize(e.pod, "", "") // nothing waits
-		case e.pod.Generation >= has.Generation: // a checkpoint may be older than what was granted
+			e.w.refuseResize(e.pod, "", "") // no resize is pending
+		case e.pod.Generation >= has.Generation: // a checkpoint may be older than the grant
 			asking = append(asking, e)
 		}
 	}
-	// Who matters more comes first where not all fit, as in Kubernetes.
+	// If not all fit, higher priority comes first, as in Kubernetes.
 	slices.SortStableFunc(asking, func(a, b *entry) int {
 		return cmp.Or(cmp.Compare(priorityOf(b.pod), priorityOf(a.pod)), cmp.Compare(classRank(a.pod), classRank(b.pod)),
 			a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time))
@@ -69,7 +71,7 @@ func priorityOf(p *v1.Pod) int32 {
 	return *p.Spec.Priority
 }
 
-// classRank is the order in which the classes of pods are resized.
+// classRank returns the order in which pods of a QoS class are resized.
 func classRank(p *v1.Pod) int {
 	return slices.Index([]v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort}, QOS(p))
 }

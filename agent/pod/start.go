@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// startContainer creates and starts one instance and runs its postStart hook.
+// startContainer creates and starts one instance of a container and runs its postStart hook.
 func (w *worker) startContainer(ctx context.Context, a Action) error {
 	begin, pod := w.cfg.now(), w.podWithStatus()
 	spec := containerSpec(pod, a.Container)
@@ -57,13 +57,13 @@ func (w *worker) startContainer(ctx context.Context, a Action) error {
 	res, err := w.cfg.Runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: a.ID, Config: cfg, SandboxConfig: sb})
 	if err != nil {
 		if attached.failed(ctx) {
-			return errNoSandbox // it went while the container was being made, and is told of where it failed
+			return errNoSandbox // the sandbox failed meanwhile, and createSandbox reports the failure
 		}
 		return fail("CreateContainerError", err)
 	}
 	w.mu.Lock()
 	if w.clocks.alive[res.ContainerId].IsZero() {
-		w.clocks.alive[res.ContainerId] = asked // by then it had not even been made
+		w.clocks.alive[res.ContainerId] = asked // the container did not exist before
 	}
 	w.mu.Unlock()
 	w.events.event(pod, field, v1.EventTypeNormal, "Created", "Created container: "+spec.Name)
@@ -106,7 +106,7 @@ func (w *worker) startContainer(ctx context.Context, a Action) error {
 	return nil
 }
 
-// mark remembers that the worker itself ended a container.
+// mark records that the worker itself stopped a container.
 func (w *worker) mark(id, why string) {
 	w.mu.Lock()
 	w.o.Killed[id] = why
@@ -138,7 +138,7 @@ func (w *worker) killContainer(ctx context.Context, a Action) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	// CRI counts whole seconds: a fraction is rounded up, or it would be no grace at all.
+	// The CRI counts whole seconds: round up, so that a fraction does not become zero.
 	_, err := w.cfg.Runtime.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: a.ID, Timeout: int64((left + time.Second - 1) / time.Second)})
 	if errors.Is(err, agent.ErrStillRunning) {
 		w.log.Warn("a container was killed and does not end: what a file server of the pod was waited for is given up", "container", a.Container)
@@ -147,10 +147,11 @@ func (w *worker) killContainer(ctx context.Context, a Action) error {
 	return err
 }
 
-// minStop is what a container gets at least after its hook used up the grace period.
+// minStop is the minimum time to stop a container after its preStop hook has used up the grace
+// period.
 const minStop = 2 * time.Second
 
-// fieldPath names the container inside the pod for events.
+// fieldPath returns the container's field path in the pod, for events.
 func fieldPath(pod *v1.Pod, name string) string {
 	if name == "" || containerSpec(pod, name) == nil {
 		return ""

@@ -10,14 +10,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Host is what a pod's status says of its node.
+// Host is the node's data in a pod's status.
 type Host struct {
-	IPs         []string // first is the primary one
-	RuntimeName string   // scheme of container ids; "" = "keelson"
+	IPs         []string // the first is the primary address
+	RuntimeName string   // scheme of container IDs; "" = "keelson"
 }
 
-// Status is the pod's status as Kubernetes would put it. last is the status last
-// reported: transition times, and conditions that others set, are taken from it. Pure.
+// Status computes the pod's status by the rules of Kubernetes. last is the last reported status:
+// transition times and conditions of other owners are taken from it. Pure.
 func Status(d Desired, o Observed, last v1.PodStatus, host Host, now time.Time) v1.PodStatus {
 	g := gen{d: d, o: &o, pod: d.Pod, last: last, host: host, now: now}
 	st := *last.DeepCopy()
@@ -34,7 +34,7 @@ func Status(d Desired, o Observed, last v1.PodStatus, host Host, now time.Time) 
 	if sb, ok := o.sandbox(); ok {
 		sandbox = sb.ID
 	}
-	// What has ended does not become less than it was by what is removed of it.
+	// Removing the records of an ended pod must not reset its condition Initialized.
 	was := find(last.Conditions, v1.PodInitialized)
 	g.initDone = initialized(d.Pod, &o, sandbox) || onRecord(d) && was != nil && was.Status == v1.ConditionTrue
 	st.InitContainerStatuses = g.containers(d.Pod.Spec.InitContainers)
@@ -44,8 +44,8 @@ func Status(d Desired, o Observed, last v1.PodStatus, host Host, now time.Time) 
 	return st
 }
 
-// initialized says that the pod is past its init containers, in this sandbox or, once it
-// is torn down, in any.
+// initialized reports whether the pod has passed its init containers: in this sandbox, or in any
+// sandbox if sandbox is "".
 func initialized(pod *v1.Pod, o *Observed, sandbox string) bool {
 	if len(pod.Spec.InitContainers) == 0 {
 		return true
@@ -89,7 +89,7 @@ func (g *gen) addresses(st *v1.PodStatus) {
 	} else if sb, ok := g.o.sandbox(); ok {
 		ips = sb.IPs
 	} else if len(g.o.Sandboxes) > 0 || final(g.pod) {
-		for _, ip := range st.PodIPs { // kept on record after the sandbox has ended
+		for _, ip := range st.PodIPs { // kept after the sandbox has ended
 			ips = append(ips, ip.IP)
 		}
 	}
@@ -111,15 +111,15 @@ func (g *gen) containers(specs []v1.Container) []v1.ContainerStatus {
 		cs := g.container(&specs[i])
 		g.devices(&cs)
 		if cs.Resources == nil && (g.pendingResize() || g.openResize()) {
-			g.resources(&specs[i], &cs) // or it would count for nothing meanwhile
+			g.resources(&specs[i], &cs) // without resources the container would count as zero during the resize
 		}
 		out = append(out, cs)
 	}
 	return out
 }
 
-// statusless says that there is nothing to tell of a container: it never was, and nobody waits for it, since the pod
-// was refused; or the pod has ended and has no status of it on record.
+// statusless reports whether the status omits a container. It never ran, and either the pod was
+// rejected, or the pod has ended without a status of the container.
 func (g *gen) statusless(name string) bool {
 	if c, ok := g.o.newest(name); ok && c.State != Created {
 		return false
@@ -159,7 +159,7 @@ func (g *gen) container(spec *v1.Container) v1.ContainerStatus {
 	if p, ok := g.o.previous(spec.Name); ok && p.State == Exited {
 		cs.LastTerminationState = v1.ContainerState{Terminated: g.terminated(p)}
 	} else if old, had := lastStatus(&g.last, spec.Name); had && c.Attempt > 0 && c.State != Exited {
-		cs.LastTerminationState = old.LastTerminationState // the record itself went with a reboot
+		cs.LastTerminationState = old.LastTerminationState // the previous instance's record was lost in a reboot
 	}
 	if c.State != Created {
 		cs.ContainerID = g.id(c.ID)
@@ -169,7 +169,7 @@ func (g *gen) container(spec *v1.Container) v1.ContainerStatus {
 		g.waiting(spec, &cs, c.Attempt)
 	case Running, Unknown:
 		if g.o.busy("container/"+spec.Name) && g.o.Busy["container/"+spec.Name].Kind == StartContainer {
-			// Its postStart hook runs: until that is over, the container counts as being made.
+			// A container counts as waiting until its postStart hook has ended.
 			g.waiting(spec, &cs, c.Attempt)
 			return cs
 		}
@@ -219,11 +219,12 @@ func (g *gen) terminated(c Container) *v1.ContainerStateTerminated {
 	return t
 }
 
-// noInstance is a container that the runtime knows nothing of: not made yet, or forgotten.
+// noInstance sets the status of a container that the runtime does not know: not created yet, or its
+// record was lost.
 func (g *gen) noInstance(spec *v1.Container, cs *v1.ContainerStatus) {
 	old, had := lastStatus(&g.last, spec.Name)
 	if had && old.ContainerID != "" && (final(g.pod) || g.d.Stop != nil || g.over() || !again(g.pod, spec)) {
-		// On record from an earlier life; the runtime's own record is gone.
+		// The last status has an instance of an earlier boot, of which the runtime has no record.
 		*cs = *old.DeepCopy()
 		no := false
 		cs.Started = &no
@@ -237,7 +238,8 @@ func (g *gen) noInstance(spec *v1.Container, cs *v1.ContainerStatus) {
 		return
 	}
 	if had && old.ContainerID != "" {
-		// It ran, and the runtime's record went with a reboot. The id stays on record: the next instance counts on from it.
+		// It ran, but the runtime's record was lost in a reboot. Its ID stays in the status: the
+		// next instance's count continues from it.
 		cs.ContainerID, cs.RestartCount, cs.LastTerminationState = old.ContainerID, old.RestartCount, old.LastTerminationState
 		switch {
 		case old.State.Terminated != nil:
@@ -250,7 +252,7 @@ func (g *gen) noInstance(spec *v1.Container, cs *v1.ContainerStatus) {
 	g.waiting(spec, cs, firstAttempt(g.pod, spec.Name))
 }
 
-// waiting says what the container waits for.
+// waiting sets the waiting state of a container, with its reason.
 func (g *gen) waiting(spec *v1.Container, cs *v1.ContainerStatus, attempt uint32) {
 	reason, message := "ContainerCreating", ""
 	if len(g.pod.Spec.InitContainers) > 0 {
@@ -268,7 +270,8 @@ func (g *gen) waiting(spec *v1.Container, cs *v1.ContainerStatus, attempt uint32
 	cs.State.Waiting = &v1.ContainerStateWaiting{Reason: reason, Message: message}
 }
 
-// pullReason words a failed pull: the error itself for a moment, then the wait for the next try.
+// pullReason returns the waiting reason of a failed pull: first the error itself, after
+// pullErrorShown the back-off.
 func pullReason(f Failure, image string, now time.Time) (reason, message string) {
 	if f.Reason == "ErrImagePull" && !now.Before(f.At.Add(pullErrorShown)) {
 		return "ImagePullBackOff", fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", image, f.Message)
@@ -276,7 +279,7 @@ func pullReason(f Failure, image string, now time.Time) (reason, message string)
 	return f.Reason, f.Message
 }
 
-// turn says whether the container is one that is being started now, so that its own trouble is worth showing.
+// turn reports whether the container may be started now. Only then its failures are shown.
 func (g *gen) turn(spec *v1.Container) bool {
 	if !isInit(g.pod, spec.Name) || g.initDone {
 		return g.initDone
@@ -294,7 +297,8 @@ func (g *gen) turn(spec *v1.Container) bool {
 	return false
 }
 
-// exited is a container whose newest instance has ended: for good, or waiting to be restarted.
+// exited sets the status of a container whose newest instance has ended: terminated, or waiting for
+// a restart.
 func (g *gen) exited(spec *v1.Container, c Container, cs *v1.ContainerStatus) {
 	cs.State.Terminated = g.terminated(c)
 	if isInit(g.pod, spec.Name) && !sidecar(g.pod, spec) {
@@ -328,7 +332,7 @@ func crashMessage(delay time.Duration, container string, pod *v1.Pod) string {
 	return fmt.Sprintf("back-off %s restarting failed container=%s pod=%s_%s(%s)", delay, container, pod.Name, pod.Namespace, pod.UID)
 }
 
-// resources tells what the container was granted, and what it has.
+// resources sets the container's granted and actual resources.
 func (g *gen) resources(spec *v1.Container, cs *v1.ContainerStatus) {
 	cs.AllocatedResources = spec.Resources.Requests.DeepCopy()
 	cs.Resources = spec.Resources.DeepCopy()
@@ -343,7 +347,7 @@ func (g *gen) resources(spec *v1.Container, cs *v1.ContainerStatus) {
 	}
 }
 
-// mounts tells how the container's volumes are mounted.
+// mounts sets the status of the container's volume mounts.
 func (g *gen) mounts(spec *v1.Container, cs *v1.ContainerStatus) {
 	for _, m := range spec.VolumeMounts {
 		s := v1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly}
@@ -358,7 +362,8 @@ func (g *gen) mounts(spec *v1.Container, cs *v1.ContainerStatus) {
 	}
 }
 
-// devices tells of the health of the container's devices; how it was stays on record when they are given back.
+// devices sets the health of the container's devices. The last known health stays after the devices
+// are released.
 func (g *gen) devices(cs *v1.ContainerStatus) {
 	cs.AllocatedResourcesStatus = g.o.Devices.Health[cs.Name]
 	if old, had := lastStatus(&g.last, cs.Name); had && !g.o.Devices.Held {
@@ -366,8 +371,8 @@ func (g *gen) devices(cs *v1.ContainerStatus) {
 	}
 }
 
-// phase follows Kubernetes' rules: what waits, runs and has ended decides.
-// phase holds back the end of a pod whose devices have yet to be taken back: once it is told, they are given to others.
+// phase returns the pod's phase by the rules of Kubernetes. A terminal phase is held back until the
+// pod's devices are released, because after it the devices are allocated to other pods.
 func (g *gen) phase(st *v1.PodStatus) (phase v1.PodPhase, reason, message string) {
 	phase, reason, message = g.reached(st)
 	refused := g.d.Stop != nil && g.d.Stop.Refused
@@ -382,7 +387,7 @@ func (g *gen) reached(st *v1.PodStatus) (phase v1.PodPhase, reason, message stri
 		return g.pod.Status.Phase, g.pod.Status.Reason, g.pod.Status.Message
 	}
 	if g.last.Phase == v1.PodSucceeded || g.last.Phase == v1.PodFailed {
-		return g.last.Phase, g.last.Reason, g.last.Message // an end is for good, also before the API knows it
+		return g.last.Phase, g.last.Reason, g.last.Message // a terminal phase is final, also before the API has it
 	}
 	if s := g.d.Stop; s != nil && !s.Delete {
 		if g.o.anyRunning() {
@@ -439,7 +444,8 @@ func (g *gen) phaseOf(st *v1.PodStatus) v1.PodPhase {
 	}
 }
 
-// anyEver says that a regular container has run: a pod whose sandbox is rebuilt stays Running.
+// anyEver reports whether a regular container has ever run. If so, the pod stays Running while its
+// sandbox is rebuilt.
 func (g *gen) anyEver(st *v1.PodStatus) bool {
 	return slices.ContainsFunc(st.ContainerStatuses, func(c v1.ContainerStatus) bool { return c.ContainerID != "" })
 }
@@ -453,7 +459,7 @@ func (g *gen) allEnded() bool {
 	return true
 }
 
-// over says that no container is started any more.
+// over reports whether no container will be started any more.
 func (g *gen) over() bool { return failedInit(g.pod, g.o) || g.allEnded() }
 
 func (g *gen) sidecarRunning() bool {

@@ -9,16 +9,16 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Step says what to do next for one pod. It is pure and total: any combination of
-// inputs gives a plan, an empty one where there is nothing to do but wait.
+// Step returns the next actions for one pod. It is pure and total: every combination of inputs
+// gives a plan. The plan is empty if there is nothing to do but wait.
 //
-// An action whose key is in Observed.Busy is never planned again, and a container is
-// never started while any instance of it might run.
+// An action whose key is in Observed.Busy is never planned again. A container is never started
+// while an instance of it might run.
 func Step(d Desired, o Observed, now time.Time) Plan {
 	s := step{d: d, o: &o, now: now, pod: d.Pod}
 	switch {
 	case !o.Listed:
-		// Blind: the runtime could not be asked. Whatever we would do might do it twice.
+		// The runtime could not be listed. Any action might be a repetition of an earlier one.
 		s.plan.wakeAt(now.Add(retryMin))
 	case d.Stop != nil:
 		s.stop(*d.Stop)
@@ -48,7 +48,7 @@ func expired(pod *v1.Pod, started time.Time, now time.Time) bool {
 	return !t.IsZero() && !now.Before(t)
 }
 
-// final says that the pod's end is already on record.
+// final reports whether the pod's phase in the API is terminal.
 func final(pod *v1.Pod) bool {
 	return terminal(pod.Status.Phase)
 }
@@ -57,15 +57,15 @@ func terminal(p v1.PodPhase) bool { return p == v1.PodSucceeded || p == v1.PodFa
 
 func grace(pod *v1.Pod) time.Duration {
 	if seconds := pod.Spec.TerminationGracePeriodSeconds; seconds != nil && *seconds < 0 {
-		return time.Second // as Kubernetes treats a negative period, which a static pod may have
+		return time.Second // as in Kubernetes; a static pod may have a negative period
 	} else if seconds != nil {
 		return time.Duration(*seconds) * time.Second
 	}
 	return v1.DefaultTerminationGracePeriodSeconds * time.Second
 }
 
-// finished says that no container will ever be started again: an init container failed for good, or
-// all containers ended for good. Sidecars may still run.
+// finished reports whether no container will ever be started again: an init container failed
+// permanently, or all containers ended permanently. Sidecars may still run.
 func (s *step) finished() bool {
 	if failedInit(s.pod, s.o) {
 		return true
@@ -79,7 +79,7 @@ func (s *step) finished() bool {
 	return len(s.pod.Spec.Containers) > 0
 }
 
-// ended says that a container has run and will not be run again.
+// ended reports whether a container has run and will not be restarted.
 func ended(pod *v1.Pod, spec *v1.Container, o *Observed) bool {
 	c, ok := latest(pod, o, spec.Name)
 	return ok && c.State == Exited && !o.busy("container/"+spec.Name) && !restarts(pod, spec, c, o.Killed[c.ID])
@@ -98,7 +98,7 @@ func failedInit(pod *v1.Pod, o *Observed) bool {
 	return false
 }
 
-// run brings the pod up and keeps it up.
+// run plans the actions that start the pod and keep it running.
 func (s *step) run() {
 	s.collect()
 	if !s.allocated() {
@@ -107,7 +107,7 @@ func (s *step) run() {
 	s.mount()
 	sb, ok := s.ensureSandbox()
 	if !ok {
-		// Images do not need the sandbox: have them by the time it is there.
+		// Pull images while the sandbox is being created.
 		s.images(s.neverStarted())
 		s.early()
 		return
@@ -118,8 +118,9 @@ func (s *step) run() {
 	s.start(due)
 }
 
-// early begins starts in a sandbox whose network is still being attached: a container is made meanwhile, and
-// the start itself waits. A container whose environment holds the pod's address is not made before there is one.
+// early starts containers in a sandbox whose network is still being set up. They are created at
+// once but run only after the setup. A container whose environment contains the pod's address is
+// not created before the address is known.
 func (s *step) early() {
 	if s.o.Early == "" || !s.o.busy((Action{Kind: CreateSandbox}).Key()) || len(s.o.Sandboxes) > 0 {
 		return
@@ -133,14 +134,14 @@ func (s *step) early() {
 	s.start(due)
 }
 
-// asksAddress says that a container's environment depends on the pod's address.
+// asksAddress reports whether a container's environment contains the pod's address.
 func asksAddress(spec *v1.Container) bool {
 	return slices.ContainsFunc(spec.Env, func(e v1.EnvVar) bool {
 		return e.ValueFrom != nil && e.ValueFrom.FieldRef != nil && strings.HasPrefix(e.ValueFrom.FieldRef.FieldPath, "status.podIP")
 	})
 }
 
-// start plans those of the starts for which everything is there.
+// start plans those starts for which the volumes and the image are ready.
 func (s *step) start(due []Action) {
 	if !s.o.Volumes.Mounted {
 		return
@@ -158,8 +159,9 @@ func (s *step) start(due []Action) {
 	}
 }
 
-// allocated says that the pod has the devices that it asks for, or plans that it gets them: whether it does decides
-// whether it may run here at all. Who has begun has them, or began before there was anybody to give them.
+// allocated reports whether the pod has the devices that it requests. If not, it plans their
+// allocation, because the pod may have to be rejected. A pod that has a sandbox or containers
+// counts as allocated.
 func (s *step) allocated() bool {
 	if !s.o.Devices.Missing || len(s.o.Sandboxes)+len(s.o.Containers) > 0 {
 		return true
@@ -178,7 +180,7 @@ func (s *step) mount() {
 	s.plan.add(a)
 }
 
-// retryDue says whether an action that may have failed before may be tried now.
+// retryDue reports whether an action may run now. After a failure, it waits for the retry time.
 func (s *step) retryDue(key string) bool {
 	f, ok := s.o.Failures[key]
 	if ok && s.now.Before(f.Retry) {
@@ -188,8 +190,8 @@ func (s *step) retryDue(key string) bool {
 	return true
 }
 
-// ensureSandbox returns the usable sandbox, or plans for one. What is left of a dead
-// one ends first, so that no two instances of a container ever run.
+// ensureSandbox returns the usable sandbox, or plans to create one. All containers of a dead
+// sandbox are stopped before, so that never two instances of a container run.
 func (s *step) ensureSandbox() (Sandbox, bool) {
 	if sb, ok := s.o.sandbox(); ok {
 		s.oldSandboxes(s.o.Sandboxes[1:])
@@ -227,7 +229,8 @@ func (s *step) ensureSandbox() (Sandbox, bool) {
 	return Sandbox{}, false
 }
 
-// sandboxDue spaces out sandboxes that come up and die at once.
+// sandboxDue reports whether the next sandbox may be created. Sandboxes that die at once are spaced
+// out.
 func (s *step) sandboxDue() bool {
 	if len(s.o.Sandboxes) == 0 {
 		return true
@@ -241,7 +244,7 @@ func (s *step) sandboxDue() bool {
 	return true
 }
 
-// starting lists the starts under way.
+// starting returns the keys of running StartContainer actions.
 func (s *step) starting() []string {
 	var keys []string
 	for _, list := range [][]v1.Container{s.pod.Spec.InitContainers, s.pod.Spec.Containers} {
@@ -254,7 +257,7 @@ func (s *step) starting() []string {
 	return keys
 }
 
-// oldSandboxes stops earlier sandboxes, and removes them once they hold no record any more.
+// oldSandboxes stops previous sandboxes, and removes each of them when it has no containers left.
 func (s *step) oldSandboxes(old []Sandbox) {
 	for _, sb := range old {
 		stop, remove := Action{Kind: StopSandbox, ID: sb.ID}, Action{Kind: RemoveSandbox, ID: sb.ID}
@@ -272,8 +275,8 @@ func (s *step) oldSandboxes(old []Sandbox) {
 	}
 }
 
-// due returns the starts that are to happen now in the sandbox, and plans kills of
-// what may not go on. It wakes for those that are to happen later.
+// due returns the containers to start now in the sandbox. It plans to kill running containers that
+// must not go on, and sets the wake time of later starts.
 func (s *step) due(sb Sandbox) []Action {
 	var due []Action
 	initialized := s.initialized(sb)
@@ -298,7 +301,8 @@ func (s *step) due(sb Sandbox) []Action {
 	return due
 }
 
-// initialized says that the init containers of this sandbox are over: a container was made after them.
+// initialized reports whether the init containers of this sandbox have finished: a regular
+// container was created in it.
 func (s *step) initialized(sb Sandbox) bool { return initializedIn(s.pod, s.o, sb.ID) }
 
 func initializedIn(pod *v1.Pod, o *Observed, sandbox string) bool {
@@ -310,7 +314,7 @@ func initializedIn(pod *v1.Pod, o *Observed, sandbox string) bool {
 	return false
 }
 
-// passed says that the init container lets the next one start.
+// passed reports whether the next init container may start after this one.
 func (s *step) passed(spec *v1.Container, sb Sandbox) bool {
 	return initPassed(s.pod, s.o, spec, sb.ID)
 }
@@ -326,7 +330,8 @@ func initPassed(pod *v1.Pod, o *Observed, spec *v1.Container, sandbox string) bo
 	return c.State == Exited && c.ExitCode == 0
 }
 
-// container decides about one container in a usable sandbox.
+// container decides about one container in a usable sandbox. It returns the start action, and
+// whether to perform it now.
 func (s *step) container(spec *v1.Container, sb Sandbox) (Action, bool) {
 	a := Action{Kind: StartContainer, Container: spec.Name, ID: sb.ID, Delay: noDelay}
 	if s.o.busy(a.Key()) {
@@ -340,7 +345,7 @@ func (s *step) container(spec *v1.Container, sb Sandbox) (Action, bool) {
 	changed := remade(s.o, c, spec)
 	switch c.State {
 	case Created:
-		// Its start failed or was cut off by a crash. A half-made container is of no use.
+		// Its start failed or was interrupted by a crash. The created container is not used.
 		s.remove(c)
 		return a, false
 	case Unknown:
@@ -355,7 +360,8 @@ func (s *step) container(spec *v1.Container, sb Sandbox) (Action, bool) {
 	}
 	a.Attempt = c.Attempt + 1
 	if c.Sandbox != sb.ID {
-		// The sandbox was rebuilt: everything but what is done for good starts again.
+		// The sandbox was rebuilt: all containers start again, except those that have ended
+		// permanently.
 		if !isInit(s.pod, spec.Name) && !restarts(s.pod, spec, c, s.o.Killed[c.ID]) {
 			return a, false
 		}
@@ -375,7 +381,8 @@ func (s *step) container(spec *v1.Container, sb Sandbox) (Action, bool) {
 	return a, true
 }
 
-// watch ends a running container that may not go on.
+// watch kills a running container if its spec changed, its sandbox was replaced, or its startup or
+// liveness probe failed.
 func (s *step) watch(spec *v1.Container, c Container, sb Sandbox) {
 	probe := s.o.Probes[c.ID]
 	switch {
@@ -396,8 +403,9 @@ func (s *step) watch(spec *v1.Container, c Container, sb Sandbox) {
 	}
 }
 
-// firstAttempt goes on counting where the last reported status stopped, for the
-// runtime's records do not survive a reboot.
+// firstAttempt returns the attempt number of the first instance that the runtime knows. It
+// continues the restart count of the last status, because the runtime's records do not survive a
+// reboot.
 func firstAttempt(pod *v1.Pod, name string) uint32 {
 	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
 		for _, st := range list {
@@ -409,7 +417,8 @@ func firstAttempt(pod *v1.Pod, name string) uint32 {
 	return 0
 }
 
-// neverStarted are the containers without any instance that are to have one: their images can be fetched ahead.
+// neverStarted returns the containers without any instance that will be started, so that their
+// images can be pulled early.
 func (s *step) neverStarted() []Action {
 	var out []Action
 	for _, list := range [][]v1.Container{s.pod.Spec.InitContainers, s.pod.Spec.Containers} {
@@ -422,7 +431,7 @@ func (s *step) neverStarted() []Action {
 	return out
 }
 
-// images plans the look-up or pull of the image of each start.
+// images plans to look up or pull the image of each start.
 func (s *step) images(starts []Action) {
 	planned := map[string]bool{}
 	for _, st := range starts {

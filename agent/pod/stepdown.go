@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// stop ends the pod: gate, containers, sidecars, sandbox, volumes, and on deletion the records too.
+// stop plans the shutdown of the pod: gate, containers, sidecars, sandbox, volumes and, on
+// deletion, the records.
 func (s *step) stop(why Stop) {
 	upward := s.cancelUpward()
 	if s.o.anyRunning() {
@@ -33,7 +34,7 @@ func (s *step) stop(why Stop) {
 	}
 }
 
-// cancelUpward ends early what still builds the pod up, and says whether any of it is under way.
+// cancelUpward cancels the running actions that build up the pod. It reports whether there are any.
 func (s *step) cancelUpward() bool {
 	var keys []string
 	for key, b := range s.o.Busy {
@@ -49,7 +50,8 @@ func (s *step) cancelUpward() bool {
 	return len(keys) > 0
 }
 
-// gateOpen waits until no proxy sends requests any more, before the first SIGTERM.
+// gateOpen reports whether proxies have stopped routing to the pod. If not, it plans to wait for
+// them before the first SIGTERM.
 func (s *step) gateOpen() bool {
 	a := Action{Kind: AwaitGate}
 	if s.o.Settled[a.Key()] {
@@ -61,7 +63,7 @@ func (s *step) gateOpen() bool {
 	return false
 }
 
-// ending says that a stop or removal of a container is under way.
+// ending reports whether a container is being stopped or removed.
 func (s *step) ending() bool {
 	for key := range s.o.Busy {
 		if strings.HasPrefix(key, "end/") {
@@ -71,7 +73,8 @@ func (s *step) ending() bool {
 	return false
 }
 
-// killAll ends what runs: containers at once and together, then sidecars one by one, the last started first.
+// killAll plans to stop all running containers: regular containers together, then sidecars one by
+// one in reverse start order.
 func (s *step) killAll(grace time.Duration) {
 	order := make([]string, 0, len(s.pod.Spec.InitContainers))
 	for i := range s.pod.Spec.InitContainers {
@@ -106,8 +109,8 @@ func (s *step) killAll(grace time.Duration) {
 	}
 }
 
-// left is what remains of the grace period for a sidecar: the pod as a whole has only one, and
-// a deletion timestamp is its end.
+// left returns the rest of the grace period for a sidecar. The whole pod has one grace period,
+// which ends at its deletion timestamp.
 func (s *step) left(grace time.Duration) time.Duration {
 	if s.pod.DeletionTimestamp == nil {
 		return grace
@@ -119,7 +122,8 @@ func (s *step) left(grace time.Duration) time.Duration {
 	return min(grace, max(left.Round(time.Second), minStop))
 }
 
-// kill plans the end of a container. A stop under way is cut short when it would take longer than the new grace period.
+// kill plans to stop a container. A running stop is cancelled if it would take longer than the new
+// grace period.
 func (s *step) kill(c Container, grace time.Duration, why string) {
 	a := Action{Kind: KillContainer, Container: c.Name, ID: c.ID, Grace: grace, Why: why}
 	b, busy := s.o.Busy[a.Key()]
@@ -147,8 +151,8 @@ func (s *step) remove(c Container) {
 	}
 }
 
-// finish is the end of a pod whose containers are done: everything that costs
-// something goes, the records stay until it is deleted.
+// finish plans the shutdown of a pod whose containers have ended. Its resources are released. Its
+// records stay until the pod is deleted.
 func (s *step) finish() {
 	upward := s.cancelUpward()
 	if s.o.anyRunning() {
@@ -161,7 +165,7 @@ func (s *step) finish() {
 	}
 }
 
-// spare removes what an ended pod has left, while the disk is short. Its status stays.
+// spare plans to remove the records of an ended pod while disk saving is on. Its status stays.
 func (s *step) spare() {
 	if !s.o.Spare || !s.o.Volumes.Away || !onRecord(s.d) {
 		return
@@ -171,11 +175,12 @@ func (s *step) spare() {
 	}
 }
 
-// onRecord says that the pod is not run again, whatever becomes of what its containers have left: the API has its end, or
-// the node knows that it was evicted.
+// onRecord reports whether the pod never runs again, even if its container records are removed. The
+// API has its terminal phase, or its eviction is stored on disk.
 func onRecord(d Desired) bool { return final(d.Pod) || d.Stop != nil && d.Stop.Kept }
 
-// release takes sandboxes, then volumes, then (when all is to go) the records.
+// release plans to stop the sandboxes, then to unmount the volumes, then (if records) to remove all
+// records.
 func (s *step) release(records bool) {
 	stopped := true
 	for _, sb := range s.o.Sandboxes {
@@ -216,9 +221,10 @@ func (s *step) nothingLeft() bool {
 	return len(s.o.Sandboxes) == 0 && len(s.o.Containers) == 0 && s.o.Volumes.Away
 }
 
-// collect removes records of ended instances but the newest of each container, and
-// one ended before it: that is where lastState and the previous log come from. While the disk is short that one goes. One that
-// was only made tells nothing of how often its container ran: the newest that ended stays beside it.
+// collect plans to remove the records of ended instances, except the newest of each container and
+// the ended one before it. Those provide lastState and the log of the previous instance. While disk
+// saving is on, the previous one is removed too. An instance that was only created does not count,
+// because it does not show how long its container ran.
 func (s *step) collect() {
 	live := map[string]bool{}
 	dead := map[string]int{}
@@ -236,7 +242,7 @@ func (s *step) collect() {
 			keep = 2
 		}
 		if s.o.Spare {
-			keep-- // the newest decides when the next is started
+			keep-- // the newest determines when the next is started
 		}
 		if dead[c.Name] > keep && !s.o.busy("container/"+c.Name) {
 			s.remove(c)

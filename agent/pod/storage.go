@@ -16,25 +16,27 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// measureEvery is the time between two looks at what a pod has on disk.
+// measureEvery is the normal interval between two disk measurements of a pod.
 const measureEvery = 10 * time.Second
 
-// measureAtLeast is the longest time between two looks, at pods with so many files that a look takes long.
+// measureAtLeast is the longest interval, for pods with so many files that a measurement takes
+// long.
 const measureAtLeast = 5 * time.Minute
 
-// evictionGrace is what containers get that took more space than they may.
+// evictionGrace is the grace period of a pod that exceeded its storage limit or was fenced.
 const evictionGrace = time.Second
 
-// storageLimits are the limits of a pod that only measuring can keep.
+// storageLimits are the limits of a pod that the agent enforces by measuring.
 type storageLimits struct {
-	volumes    map[string]resource.Quantity // emptyDir on disk
+	volumes    map[string]resource.Quantity // of emptyDir volumes on disk
 	containers map[string]resource.Quantity
-	pod        *resource.Quantity // of its containers together
+	pod        *resource.Quantity // of all its containers together
 }
 
 func (l storageLimits) none() bool { return len(l.volumes)+len(l.containers) == 0 && l.pod == nil }
 
-// limitsOf reads a pod's limits. An emptyDir in memory needs no measuring: its tmpfs has that size.
+// limitsOf returns a pod's storage limits. An emptyDir in memory is omitted: its tmpfs has that
+// size.
 func limitsOf(pod *v1.Pod) storageLimits {
 	l := storageLimits{volumes: map[string]resource.Quantity{}, containers: map[string]resource.Quantity{}}
 	for i := range pod.Spec.Volumes {
@@ -56,18 +58,19 @@ func limitsOf(pod *v1.Pod) storageLimits {
 	return l
 }
 
-// onDisk says that a volume is an emptyDir on the node's disk, or the API's default, which is the same.
+// onDisk reports whether a volume is an emptyDir on the node's disk. A volume without a source is
+// one by default.
 func onDisk(v *v1.Volume) bool {
 	return v.EmptyDir != nil && v.EmptyDir.Medium == v1.StorageMediumDefault || v.VolumeSource == (v1.VolumeSource{})
 }
 
-// storageUse is what a pod has on disk, in bytes but for its inodes.
+// storageUse is the measured disk usage of a pod, in bytes except for the inodes.
 type storageUse struct {
 	volumes    map[string]int64
 	containers map[string]int64 // layer and logs of the newest instance
-	logs       map[string]int64 // what of that is logs
+	logs       map[string]int64 // the part of containers that is logs
 	rest       int64
-	inodes     int64 // of all of it
+	inodes     int64 // of the whole pod
 }
 
 func (u storageUse) total() int64 {
@@ -80,7 +83,7 @@ func (u storageUse) total() int64 {
 	return sum
 }
 
-// overuse words why a pod has to go, as Kubernetes does; "" = it keeps within its limits.
+// overuse returns the eviction message of an exceeded limit, as in Kubernetes; "" if there is none.
 func (l storageLimits) overuse(u storageUse) string {
 	over := func(n int64, q resource.Quantity) bool { return q.CmpInt64(n) < 0 }
 	for _, name := range slices.Sorted(maps.Keys(l.volumes)) {
@@ -99,7 +102,8 @@ func (l storageLimits) overuse(u storageUse) string {
 	return ""
 }
 
-// most is the largest limit: whoever uses more of anything has to go, so nothing beyond it needs to be counted.
+// most returns the largest limit. A measurement may stop there: any higher usage exceeds a limit
+// anyway.
 func (l storageLimits) most() int64 {
 	var most int64
 	for _, m := range []map[string]resource.Quantity{l.volumes, l.containers} {
@@ -113,7 +117,7 @@ func (l storageLimits) most() int64 {
 	return most
 }
 
-// keepStorage measures a pod with limits until ctx ends, and evicts it when it uses more than it may.
+// keepStorage measures a pod with limits until ctx ends, and evicts it if it exceeds a limit.
 func (w *worker) keepStorage(ctx context.Context) {
 	next := time.NewTimer(measureEvery)
 	defer next.Stop()
@@ -127,8 +131,8 @@ func (w *worker) keepStorage(ctx context.Context) {
 	}
 }
 
-// lookAtStorage does it once and says when to do it next: who has so much that a look takes long is looked at less
-// often.
+// lookAtStorage measures and checks a pod once. It returns the time until the next measurement,
+// which is longer for pods that take long to measure.
 func (w *worker) lookAtStorage(ctx context.Context) time.Duration {
 	begin := time.Now()
 	pod := w.pod()
@@ -140,7 +144,7 @@ func (w *worker) lookAtStorage(ctx context.Context) time.Duration {
 	if err == nil {
 		w.measured(use)
 	}
-	// What was counted is there, whatever could not be.
+	// A partial result may already exceed a limit.
 	message := limits.overuse(use)
 	switch {
 	case message == "" && errors.Is(err, errTooDeep):
@@ -154,7 +158,8 @@ func (w *worker) lookAtStorage(ctx context.Context) time.Duration {
 	return min(max(measureEvery, 20*time.Since(begin)), measureAtLeast)
 }
 
-// measure looks at all places where the pod's containers can write to the node's disk.
+// measure returns the usage of all directories of the pod on the node's disk. Each directory is
+// measured up to enough bytes.
 func (w *worker) measure(ctx context.Context, pod *v1.Pod, enough int64) (storageUse, error) {
 	use := storageUse{volumes: map[string]int64{}, containers: map[string]int64{}, logs: map[string]int64{}}
 	w.mu.Lock()
@@ -176,9 +181,9 @@ func (w *worker) measure(ctx context.Context, pod *v1.Pod, enough int64) (storag
 			use.volumes[v.Name] = size(m.HostPath)
 		}
 	}
-	use.rest += size(directory(w.cfg.Paths, pod.UID), subPaths) // mounts: one of a server that is gone does not answer
+	use.rest += size(directory(w.cfg.Paths, pod.UID), subPaths) // skip the subPath mounts: one on an unreachable server would block
 	newest, common := map[string]bool{}, map[string]bool{}
-	for _, c := range instances { // of each name the newest comes first
+	for _, c := range instances { // the newest instance of each name comes first
 		sum := int64(0)
 		if w.cfg.Written != nil {
 			own, shared := w.cfg.Written(c.ID)
@@ -204,7 +209,7 @@ func (w *worker) measure(ctx context.Context, pod *v1.Pod, enough int64) (storag
 	return use, first
 }
 
-// measured notes what was found.
+// measured stores the measured usage and the time.
 func (w *worker) measured(use storageUse) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -19,36 +19,38 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// SubPaths turns a volume's subPath into something safe to mount. A process in a pod
-// may change its volume at any time, swapping folders for links that lead out of it, so the
-// path is opened below the volume's root once and what was opened is bound to a place that the pod cannot reach.
+// SubPaths resolves a volume's subPath safely for a mount. A process in a pod may replace
+// directories in the volume by links out of it at any time. Therefore the path is opened once below
+// the volume's root, and the opened file is bind-mounted to a path that the pod cannot reach.
 type SubPaths interface {
-	// Bind binds volume/sub to target and returns the path to mount. It makes sub as a
-	// folder when there is nothing. Idempotent. It ends when a volume's server does not answer.
+	// Bind bind-mounts volume/sub to target and returns the path to mount. It creates sub as a
+	// directory if it does not exist. Idempotent. It returns an error if the server of a volume
+	// does not respond.
 	Bind(ctx context.Context, target, volume, sub string) (string, error)
-	// Release unbinds everything below dir; safe when there is nothing.
+	// Release unmounts everything at or below dir; it is safe if nothing is mounted.
 	Release(dir string) error
 }
 
-// subPathWait is how long a volume's file system may take to find a subPath. One of a server that is gone never does.
+// subPathWait is how long a volume's file system may take to open a subPath. An unreachable server
+// would block forever.
 const subPathWait = 10 * time.Second
 
-// BindSubPaths is SubPaths by bind mounts. It needs root.
+// BindSubPaths implements SubPaths with bind mounts. It needs root.
 type BindSubPaths struct {
 	find func(volume, sub string) (found, error) // nil: findSubPath
 
 	mu     sync.Mutex
-	asked  map[string]time.Time // volume and subPath → since when its file system has been asked in vain
-	hanged int                  // how many wait in the kernel for longer than subPathWait
+	asked  map[string]time.Time // by volume and subPath: since when an open has been pending
+	hanged int                  // number of goroutines blocked in the kernel for longer than subPathWait
 }
 
-// found is a subPath that is open.
+// found is an opened subPath.
 type found struct {
 	held *os.File
 	dir  bool
 }
 
-// mostHang bounds the threads that wait in the kernel for file systems that do not answer.
+// mostHang bounds the threads that are blocked in the kernel by unresponsive file systems.
 const mostHang = 64
 
 // Bind implements SubPaths.
@@ -73,8 +75,8 @@ func (b *BindSubPaths) Bind(ctx context.Context, target, volume, sub string) (st
 	return target, nil
 }
 
-// ask has the volume's file system find a subPath, and waits no longer than subPathWait for it. The kernel may wait for its
-// server for ever: who asks goes on then, and the next one is told so until that wait has ended.
+// ask opens a subPath and waits at most subPathWait for it. If the open blocks in the kernel, ask
+// returns an error. Later calls for the same subPath return an error until the open has ended.
 func (b *BindSubPaths) ask(ctx context.Context, volume, sub string) (found, error) {
 	key := volume + "\x00" + sub
 	b.mu.Lock()
@@ -137,7 +139,7 @@ func (b *BindSubPaths) ask(ctx context.Context, volume, sub string) (found, erro
 	return found{}, why
 }
 
-// findSubPath opens a subPath, which it makes as a folder when there is nothing.
+// findSubPath opens a subPath. It creates a directory if the subPath does not exist.
 func findSubPath(volume, sub string) (found, error) {
 	held, err := safepath.OpenBeneath(volume, sub)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -157,8 +159,8 @@ func findSubPath(volume, sub string) (found, error) {
 	return found{held, st.IsDir()}, nil
 }
 
-// makeSubPath makes what is missing of a subPath, with the mode and the owner of the volume: whoever may write there
-// may write here.
+// makeSubPath creates the missing directories of a subPath with the mode and the owner of the
+// volume's root. Users that may write there may therefore write here.
 func makeSubPath(volume, sub string) error {
 	root, err := os.OpenRoot(volume)
 	if err != nil {
@@ -224,7 +226,7 @@ func (*BindSubPaths) Release(dir string) error {
 	return errors.Join(errs...)
 }
 
-// mountPoints lists what is mounted at or below dir, the deepest and newest first.
+// mountPoints returns the mount points at or below dir, the deepest and newest first.
 func mountPoints(dir string) ([]string, error) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -251,7 +253,7 @@ func mountPoints(dir string) ([]string, error) {
 	return out, nil
 }
 
-// unescape undoes the octal escapes of mountinfo.
+// unescape decodes the octal escapes of mountinfo.
 func unescape(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chunk is how many entries are looked at in one turn of a walk: pods with millions of files hold up the measuring of
-// others no longer than that.
+// chunk is the number of entries that a walk visits in one turn. It bounds how long a pod with
+// millions of files delays the measurement of other pods.
 const chunk = 4096
 
-// turns lets one walk at a time do a chunk of its work.
+// turns is a semaphore that lets one walk at a time visit a chunk of entries.
 type turns chan struct{}
 
 func newTurns() turns { return make(turns, 1) }
@@ -31,23 +31,24 @@ func (t turns) take(ctx context.Context) error {
 
 func (t turns) pass() { <-t }
 
-// maxDepth is how deep folders may lie in one another in what is measured. A walk keeps one open for each level.
+// maxDepth is the maximum directory depth of a walk, which keeps one directory open per level.
 const maxDepth = 256
 
-// errTooDeep says that a walk was given up.
+// errTooDeep is the error of a walk that skipped directories deeper than maxDepth.
 var errTooDeep = fmt.Errorf("folders lie more than %d deep in one another", maxDepth)
 
-// taken is what files have taken of a disk.
+// taken is the disk usage of files.
 type taken struct {
 	bytes int64
-	milli int64 // inodes, in thousandths: each of its names has a part of a file
+	milli int64 // inodes in thousandths: a file with n links counts 1/n for each of its names
 }
 
 func (a taken) plus(b taken) taken { return taken{a.bytes + b.bytes, a.milli + b.milli} }
 
-// usage is what lies below dir; nothing where that is not there. It stops early once it has
-// found more bytes than enough. Containers write there meanwhile: nothing is followed out of dir or into another mount, and
-// what comes and goes is counted or not. Names in dir that are in but are not looked at.
+// usage returns the disk usage below dir; zero if dir does not exist. It stops early above enough
+// bytes. The names in but, directly in dir, are skipped. Containers may change the files meanwhile.
+// The walk never leaves dir or enters another mount; files created or deleted meanwhile may be
+// missed.
 func usage(ctx context.Context, t turns, dir string, enough int64, but ...string) (taken, error) {
 	fd, err := unix.Open(dir, walkFlags&^unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -77,7 +78,7 @@ func usage(ctx context.Context, t turns, dir string, enough int64, but ...string
 	return w.sum, nil
 }
 
-// walkFlags open a folder, wait for nothing and follow no link.
+// walkFlags open a directory without blocking and without following a link.
 const walkFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 
 type walk struct {
@@ -87,11 +88,11 @@ type walk struct {
 	sum     taken
 	enough  int64
 	but     []string
-	spent   int  // of the chunk
-	waiting bool // it is another's turn
+	spent   int  // entries visited in the current chunk
+	waiting bool // the walk does not hold the semaphore
 }
 
-// spend pays for a look at something, and lets others go first when the chunk is used up.
+// spend counts n visited entries, and lets other walks go first when the chunk is used up.
 func (w *walk) spend(n int) error {
 	if w.spent += n; w.spent < chunk {
 		return nil
@@ -106,12 +107,13 @@ func (w *walk) spend(n int) error {
 	return nil
 }
 
-// folder counts what a folder holds, with the folders in it. A folder too deep is given up, the others are counted.
+// folder adds the usage of the entries of f, recursively. A directory that is too deep is skipped;
+// the others are counted.
 func (w *walk) folder(f *os.File, depth int) error {
 	fd := int(f.Fd())
 	var deep error
 	for w.sum.bytes <= w.enough {
-		names, err := f.Readdirnames(64) // few: each level holds that many
+		names, err := f.Readdirnames(64) // few, because each level holds a batch in memory
 		if e := w.spend(1 + len(names)); e != nil {
 			return e
 		}
@@ -123,7 +125,7 @@ func (w *walk) folder(f *os.File, depth int) error {
 			if err != nil || mountIn(&st) != w.mount {
 				continue
 			}
-			// A file with several names is met once for each.
+			// A file with several hard links is visited once for each.
 			folder := st.Mode&unix.S_IFMT == unix.S_IFDIR
 			names := int64(1)
 			if !folder {
@@ -140,14 +142,14 @@ func (w *walk) folder(f *os.File, depth int) error {
 				return err
 			}
 		}
-		if err != nil { // the end, or it has gone
+		if err != nil { // end of the directory, or it was removed
 			break
 		}
 	}
 	return deep
 }
 
-// enter counts what the folder of that name holds. It may have gone, or become something else.
+// enter adds the usage of a subdirectory. It may have been removed or replaced by another file.
 func (w *walk) enter(parent int, name string, depth int) error {
 	if depth == maxDepth {
 		return errTooDeep
@@ -164,8 +166,9 @@ func (w *walk) enter(parent int, name string, depth int) error {
 	return w.folder(f, depth+1)
 }
 
-// mountOf tells one mount from others, also from one of the same file system: a subPath is bound below the pod's own
-// folder, and what is in it is not the folder's. Kernels before 5.8 tell file systems only.
+// mountOf identifies a mount, even among mounts of one file system. A subPath is bind-mounted below
+// the pod's directory, and its content does not belong to that directory. Kernels before 5.8
+// distinguish only file systems.
 type mountOf struct {
 	major, minor uint32
 	id           uint64
@@ -179,7 +182,7 @@ func mountIn(st *unix.Statx_t) mountOf {
 	return m
 }
 
-// look asks for a name in the folder fd, or for the folder itself.
+// look returns the status of a name in the directory fd, or of fd itself if name is "".
 func look(fd int, name string) (st unix.Statx_t, err error) {
 	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
 	if name == "" {

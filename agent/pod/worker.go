@@ -15,48 +15,48 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// worker runs one pod. Goroutines: run (the only one that observes and plans), one
-// for each action under way, one for the probes of each running container.
+// worker runs one pod. Its goroutines: run, which alone observes and plans, one for each running
+// action, and one for the probes of each running container.
 type worker struct {
 	cfg    *Config
 	log    *slog.Logger
 	events *recorder
-	wake   chan struct{} // capacity 1: look again
+	wake   chan struct{} // capacity 1: observe and plan again
 
-	hosts sync.Mutex // of the hosts file
+	hosts sync.Mutex // guards the hosts file
 
 	mu       sync.Mutex
 	desired  Desired
-	evicted  *Stop  // why the pod was ended by this worker
-	fenced   bool   // by Fence
-	pressed  bool   // by Evict
-	unsaved  bool   // evicted is not on disk, and should be
-	grant    grant  // of resources; desired has them in place of those that the spec asks for
+	evicted  *Stop  // why this worker stopped the pod
+	fenced   bool   // Fence was called
+	pressed  bool   // Evict was called
+	unsaved  bool   // evicted must still be written to disk
+	grant    grant  // granted resources; desired contains them instead of the spec's
 	recorded bool   // the grant is on disk
-	doubtful bool   // there was no record: what runs may have been given something else
-	pending  string // why the spec of generation asked is not granted, and in words
+	doubtful bool   // no grant was stored: running containers may have other resources
+	pending  string // reason and message (because) why the spec of generation asked is not granted
 	because  string
 	asked    int64
-	limits   *cri.LinuxContainerResources // that this life gave the pod's cgroup; nil: none
-	freed    func()                       // what the pod held has become less
-	o        Observed                     // the worker's own findings; the runtime's view is filled in by observe
+	limits   *cri.LinuxContainerResources // limits that this process set on the pod's cgroup; nil: none
+	freed    func()                       // called when the pod uses fewer resources
+	o        Observed                     // results of actions; observe adds the runtime's view
 	ended    map[string]Container
 	clocks   clocks
-	last     v1.PodStatus // as computed last
-	sent     v1.PodStatus // as reported last
-	held     time.Time    // since when there is a difference that is not worth a report of its own
+	last     v1.PodStatus // last computed
+	sent     v1.PodStatus // last reported
+	held     time.Time    // since when a minor change is held back
 	mountsBy map[string]agent.Mount
 	devices  agent.ClaimedDevices
-	stored   storageUse // as measured last
+	stored   storageUse // last measured
 	storedAt time.Time  // zero = never
 	cancels  map[string]context.CancelFunc
-	probes   map[string]context.CancelFunc // by container id
-	attached *attachment                   // of the sandbox that is being made, from where o.Early is set on
+	probes   map[string]context.CancelFunc // by container ID
+	attached *attachment                   // of the sandbox being created, since o.Early was set
 	received time.Time
 	quiet    bool // report no stages
 	readied  bool
-	reported bool // a status has been sent in this life
-	recheck  bool // compare what was sent with what the API holds
+	reported bool // this process has sent a status
+	recheck  bool // compare the sent status with the API's
 	refresh  bool // projected volumes may be out of date
 	wg       sync.WaitGroup
 }
@@ -71,13 +71,13 @@ func newWorker(cfg *Config, d Desired) *worker {
 	w.o.Deadline = deletionDeadline(d.Pod, time.Time{}, w.received)
 	w.o.Devices.Missing = cfg.wantsDevices(d.Pod)
 	if t := d.Pod.Status.StartTime; t != nil {
-		// Acknowledged in an earlier life: its way to Ready has been told.
+		// An earlier agent process acknowledged the pod and reported its stages.
 		w.o.StartTime, w.o.Since, w.quiet = t.Time, anchor(t.Time, time.Time{}, w.received), true
 	}
 	return w
 }
 
-// poke makes the worker look again.
+// poke makes the worker observe and plan again.
 func (w *worker) poke() {
 	select {
 	case w.wake <- struct{}{}:
@@ -85,24 +85,24 @@ func (w *worker) poke() {
 	}
 }
 
-// update replaces what is desired.
+// update replaces the desired state. A deletion is permanent, and a grace period never grows.
 func (w *worker) update(d Desired) {
 	w.mu.Lock()
 	if old := w.desired.Pod.DeletionTimestamp; !old.Equal(d.Pod.DeletionTimestamp) {
-		notBefore := w.received // until now it was not known to be deleted
+		notBefore := w.received // the pod was not deleted before
 		if old != nil {
 			notBefore = time.Time{}
 		}
 		w.o.Deadline = deletionDeadline(d.Pod, notBefore, w.cfg.now())
 	}
 	if w.desired.Stop != nil && w.desired.Stop.Delete && (d.Stop == nil || !d.Stop.Delete) {
-		d.Stop = w.desired.Stop // a deletion is never taken back
+		d.Stop = w.desired.Stop // a deletion cannot be undone
 	}
 	if d.Stop == nil {
 		d.Stop = w.evicted
 	}
 	if old := w.desired.Stop; old != nil && d.Stop != nil && d.Stop.Delete && (old.Delete || old == w.evicted) {
-		d.Stop = d.Stop.within(old.Grace) // time that was taken from it is not given back
+		d.Stop = d.Stop.within(old.Grace) // a shortened grace period is not extended again
 	}
 	d.Pod = w.grant.of(d.Pod)
 	w.desired = d
@@ -110,10 +110,10 @@ func (w *worker) update(d Desired) {
 	w.poke()
 }
 
-// noClass is the reason of a failure that the pod's RuntimeClass ends when it comes.
+// noClass is the failure reason of a pod whose RuntimeClass does not exist.
 const noClass = "RuntimeClassNotFound"
 
-// retrySoon forgets how long a failed action has to wait: something it may have been missing has come.
+// retrySoon makes failed actions retry now if they may have waited for an object that has arrived.
 func (w *worker) retrySoon() {
 	w.mu.Lock()
 	for key, f := range w.o.Failures {
@@ -126,7 +126,7 @@ func (w *worker) retrySoon() {
 	w.poke()
 }
 
-// relist makes the worker look again, and compare what it reported with what the API holds.
+// relist makes the worker observe again and compare the reported status with the API's.
 func (w *worker) relist() {
 	w.mu.Lock()
 	w.recheck = true
@@ -134,7 +134,8 @@ func (w *worker) relist() {
 	w.poke()
 }
 
-// stale says that objects behind the pod's volumes may have changed.
+// stale makes the worker refresh projected volumes and retry: their source objects may have
+// changed.
 func (w *worker) stale() {
 	w.mu.Lock()
 	w.refresh = true
@@ -149,7 +150,7 @@ func (w *worker) pod() *v1.Pod {
 	return w.desired.Pod
 }
 
-// podWithStatus is the pod as its containers' downward API should see it.
+// podWithStatus returns the desired pod with the last computed status, for the downward API.
 func (w *worker) podWithStatus() *v1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -158,8 +159,8 @@ func (w *worker) podWithStatus() *v1.Pod {
 	return &p
 }
 
-// run works until the pod is gone (nil) or ctx ends. Actions under way are cancelled and
-// waited for; containers go on.
+// run observes and acts until the pod is gone (it returns nil) or ctx ends. Then it cancels running
+// actions and waits for them. Containers keep running.
 func (w *worker) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer w.wg.Wait()
@@ -190,11 +191,11 @@ func (w *worker) run(ctx context.Context) error {
 	}
 }
 
-// turn is one look at the pod: observe, plan, report, act.
+// turn observes the pod once, plans, reports the status and starts the actions.
 func (w *worker) turn(ctx context.Context) Plan {
 	w.keepEviction()
-	// What is under way is noted before the look at the runtime: an action that ends during the look may
-	// have done its work after it, and must not be planned a second time on the strength of an old picture.
+	// Copy the running actions before observing. An action that ends during the observation may
+	// have had its effect after it, and must not be planned a second time.
 	w.mu.Lock()
 	busy := maps.Clone(w.o.Busy)
 	w.mu.Unlock()
@@ -208,13 +209,14 @@ func (w *worker) turn(ctx context.Context) Plan {
 		w.o.Listed = false
 	}
 	if ok {
-		// Before anything is planned or reported: what is known of a container's probes belongs to what is observed.
+		// Sync probes before planning and reporting: the probe states must match the observed
+		// containers.
 		w.syncProbes(ctx)
 	}
 	w.o.Resize = w.resizeState()
 	w.lookAtDevices()
 	d, o := w.desired, w.o
-	// The maps are written by actions: Step gets copies.
+	// Actions write to the maps: Step gets copies.
 	o.Images, o.Failures, o.Probes = maps.Clone(o.Images), maps.Clone(o.Failures), maps.Clone(o.Probes)
 	o.Killed, o.Busy, o.Settled = maps.Clone(o.Killed), busy, maps.Clone(o.Settled)
 	w.mu.Unlock()
@@ -239,7 +241,7 @@ func (w *worker) turn(ctx context.Context) Plan {
 	return plan
 }
 
-// forget drops findings about containers and sandboxes that are no more.
+// forget drops the recorded state of containers and sandboxes that no longer exist.
 func (w *worker) forget() {
 	live := map[string]bool{}
 	for _, c := range w.o.Containers {
@@ -256,7 +258,7 @@ func (w *worker) forget() {
 	}
 }
 
-// launch starts an action in a goroutine of its own.
+// launch starts an action in its own goroutine.
 func (w *worker) launch(ctx context.Context, a Action, now time.Time) {
 	if a.Kind == Cancel {
 		w.mu.Lock()
@@ -280,7 +282,7 @@ func (w *worker) launch(ctx context.Context, a Action, now time.Time) {
 	if a.Kind == KillContainer {
 		b.Until = now.Add(a.Grace)
 		if w.desired.Stop == nil {
-			w.o.Killed[a.ID] = a.Why // before it can end: its exit must not be taken for its own doing
+			w.o.Killed[a.ID] = a.Why // record it before the container can exit, or its exit would count as its own
 		}
 	}
 	w.o.Busy[key], w.cancels[key] = b, cancel
@@ -302,14 +304,14 @@ func (w *worker) launch(ctx context.Context, a Action, now time.Time) {
 	})
 }
 
-// settle records an action's outcome. The lock is held.
+// settle records the result of an action. The lock is held.
 func (w *worker) settle(a Action, err error, cancelled bool) {
 	key := a.Key()
 	if a.Kind == CreateSandbox {
 		w.o.Early = ""
 	}
 	if errors.Is(err, errNoSandbox) {
-		return // not the container's fault: it is started anew in the next sandbox
+		return // not a failure of the container: it is started in the next sandbox
 	}
 	if err == nil {
 		delete(w.o.Failures, key)
@@ -337,7 +339,7 @@ func (w *worker) settle(a Action, err error, cancelled bool) {
 	case StartContainer:
 		f.Reason, f.Message = startReason(err)
 		if errors.Is(err, agent.ErrImageNotPresent) {
-			delete(w.o.Images, a.Container) // it was there and has been removed since: it is looked up anew, or pulled
+			delete(w.o.Images, a.Container) // the image was removed since its lookup: look it up again, or pull it
 		}
 		f.Retry = now.Add(grow(restartMin, restartMax, f.Count))
 	default:
@@ -350,8 +352,9 @@ func (w *worker) settle(a Action, err error, cancelled bool) {
 	w.o.Failures[key] = f
 }
 
-// bothEnds is what a status says of a failure: a registry may answer with a page of text, also each of several. How it begins and ends
-// stays, since the last that was asked is the registry itself.
+// bothEnds truncates a failure message for the status. A registry may return a page of text, and
+// each mirror too. It keeps the start and the end, because the last one tried is the registry
+// itself.
 func bothEnds(message string) string {
 	const head, tail = 3 << 10, 1 << 10
 	if len(message) > head+tail {
@@ -360,7 +363,8 @@ func bothEnds(message string) string {
 	return strings.ToValidUTF8(message, "")
 }
 
-// stage reports measured steps of the pod's way to Ready; what comes later belongs to no apply.
+// stage reports measured steps of the pod's start, until it is first Ready. Later steps are not
+// part of the start.
 func (w *worker) stage(stages ...agent.StageTime) {
 	w.mu.Lock()
 	p, over := w.desired.Pod, w.quiet || w.readied
