@@ -20,16 +20,17 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// adoptAtOnce bounds how many sandboxes are adopted side by side, and adoptPatience how long the start waits for all
-// of them: who has not answered by then is adopted when it does, and holds up nobody else.
+// adoptAtOnce bounds how many sandboxes are adopted concurrently. adoptPatience is how long the
+// start waits for all of them. A sandbox that takes longer is adopted in the background and does
+// not delay the others.
 const (
 	adoptAtOnce   = 64
 	adoptPatience = 2 * time.Second
 )
 
-// adopt finds what an earlier run left. Sandboxes and containers whose making was
-// never finished are removed; the others are taken over from their shims, or ended
-// where there is no shim any more. What has no record is nobody's and goes.
+// adopt recovers the sandboxes and containers of an earlier agent process. Partly created ones are
+// removed. The others are taken over from their shims, or recorded as ended if there is no shim any
+// more. Remains without a record are removed.
 func (r *Runtime) adopt(ctx context.Context) error {
 	if err := r.loadSandboxes(); err != nil {
 		return err
@@ -57,8 +58,8 @@ func (r *Runtime) adopt(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// adoptAll adopts sandboxes side by side. It returns when all are adopted, or when its patience is over; then the
-// others go on in the background.
+// adoptAll adopts sandboxes concurrently. It returns when all are adopted or after adoptPatience;
+// the rest continues in the background.
 func (r *Runtime) adoptAll(ctx context.Context, all []*sandbox) {
 	ctx, cancel := context.WithCancel(ctx)
 	var g errgroup.Group
@@ -72,13 +73,13 @@ func (r *Runtime) adoptAll(ctx context.Context, all []*sandbox) {
 				limited, cancel := context.WithTimeout(ctx, teardownTimeout)
 				defer cancel()
 				if err := r.adoptSandbox(limited, s); err != nil {
-					// The pod worker will stop and remove it; that tries again.
+					// The pod worker will stop and remove the sandbox, which tries again.
 					r.log.Error("a sandbox could not be adopted", "sandbox", s.rec.ID, "error", err)
 				}
 				return nil
 			})
 		}
-		_ = g.Wait() // there are no errors in it
+		_ = g.Wait() // the functions return no errors
 	})
 	patience := time.NewTimer(adoptPatience)
 	defer patience.Stop()
@@ -90,8 +91,8 @@ func (r *Runtime) adoptAll(ctx context.Context, all []*sandbox) {
 	}
 }
 
-// loadSandboxes reads the records. A folder without one is left from a removal that was
-// cut short: sweep removes the rest.
+// loadSandboxes reads the sandbox records. A directory without a record is left from an interrupted
+// removal: sweep removes it.
 func (r *Runtime) loadSandboxes() error {
 	entries, err := os.ReadDir(r.sandboxDir(""))
 	if err != nil {
@@ -148,7 +149,8 @@ func (r *Runtime) loadContainers() error {
 	return nil
 }
 
-// unreadable says that a record may be good but cannot be read now: nothing is decided without it.
+// unreadable reports whether a record exists but cannot be read, for example after an I/O error.
+// Then adoption fails.
 func unreadable(err error) bool {
 	var path *fs.PathError
 	return errors.As(err, &path) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR)
@@ -166,7 +168,7 @@ func (r *Runtime) adoptSandbox(ctx context.Context, s *sandbox) error {
 	}
 	snap, err := r.joinShim(ctx, s)
 	switch {
-	case next == SandboxRemoved: // whoever asked for it never had an answer, so nobody misses it
+	case next == SandboxRemoved: // its RunPodSandbox call never returned, so no caller knows the sandbox
 		return r.dropSandbox(ctx, s)
 	case errors.Is(err, errNoShim):
 		return r.endWithoutShim(ctx, s)
@@ -179,14 +181,15 @@ func (r *Runtime) adoptSandbox(ctx context.Context, s *sandbox) error {
 	return r.takeOver(ctx, s, snap)
 }
 
-// errNoShim says that there certainly is no shim: nobody listens, and its process is gone. Any other failure says
-// only that it did not answer.
+// errNoShim is returned if a shim certainly does not exist: its socket refuses connections and its
+// process is gone. Any other error means only that the shim did not respond.
 var errNoShim = errors.New("there is no shim")
 
-// helloTime is how long a shim has to answer.
+// helloTime is how long to wait for a shim's response to Hello.
 const helloTime = 5 * time.Second
 
-// joinShim connects to the shim of an earlier run, or connects again.
+// joinShim connects to the shim of a sandbox that an earlier agent process started, or reconnects
+// to it.
 func (r *Runtime) joinShim(ctx context.Context, s *sandbox) (*wire.Snapshot, error) {
 	if s.rec.Boot != r.host.boot {
 		return nil, errNoShim
@@ -208,7 +211,7 @@ func (r *Runtime) joinShim(ctx context.Context, s *sandbox) (*wire.Snapshot, err
 	return snap, nil
 }
 
-// takeOver brings what is known of a sandbox up to what its shim says.
+// takeOver updates a sandbox and its containers from the shim's snapshot.
 func (r *Runtime) takeOver(ctx context.Context, s *sandbox, snap *wire.Snapshot) error {
 	if snap.PauseEnded {
 		r.pauseLost(s)
@@ -228,11 +231,11 @@ func (r *Runtime) takeOver(ctx context.Context, s *sandbox, snap *wire.Snapshot)
 func (r *Runtime) adoptContainer(ctx context.Context, c *ctr, known map[string]wire.Status) error {
 	st, ok := known[c.rec.ID]
 	switch state := r.stateOf(c); {
-	case c.half: // an earlier run was making it
+	case c.half: // an earlier agent process was creating it
 		c.op.Lock()
 		defer c.op.Unlock()
 		return r.eraseContainer(ctx, c)
-	case state == ContainerCreating: // this run is making it
+	case state == ContainerCreating: // this process is creating it
 	case c.rec.StartError != "" && state == ContainerCreated:
 		return r.adoptFailedStart(c, known != nil)
 	case ok && st.State == wire.StateExited:
@@ -240,7 +243,7 @@ func (r *Runtime) adoptContainer(ctx context.Context, c *ctr, known map[string]w
 		r.containerEnded(c, e)
 	case ok:
 		r.mu.Lock()
-		if c.rec.State != ContainerExited && st.State == wire.StateRunning { // it may have ended since
+		if c.rec.State != ContainerExited && st.State == wire.StateRunning { // it may have ended meanwhile
 			c.rec.State, c.rec.Started = ContainerRunning, st.Started
 		}
 		r.mu.Unlock()
@@ -250,7 +253,8 @@ func (r *Runtime) adoptContainer(ctx context.Context, c *ctr, known map[string]w
 	return nil
 }
 
-// takeRecorded notes the ends that a shim has recorded, while it cannot be asked.
+// takeRecorded marks containers as ended if their shim has recorded the end on disk. It is used
+// while the shim does not respond.
 func (r *Runtime) takeRecorded(s *sandbox) {
 	for _, c := range r.containersOf(s.rec.ID) {
 		if e, err := r.readExit(c.rec.ID); err == nil && !c.half {
@@ -259,7 +263,8 @@ func (r *Runtime) takeRecorded(s *sandbox) {
 	}
 }
 
-// rejoin asks a shim that did not answer, or whose connection ended, until it answers or is certainly gone.
+// rejoin reconnects to a shim that did not respond or whose connection broke. It retries until the
+// shim responds, is certainly gone, or the sandbox is removed.
 func (r *Runtime) rejoin(s *sandbox) {
 	const first, most = 2 * time.Millisecond, 10 * time.Second
 	ctx, cancel := context.WithCancel(context.Background())
@@ -273,7 +278,7 @@ func (r *Runtime) rejoin(s *sandbox) {
 	}()
 	for pause := first; ; pause = min(2*pause, most) {
 		if _, err := r.sandbox(s.rec.ID); err != nil {
-			return // removed
+			return // the sandbox was removed
 		}
 		limited, cancel := context.WithTimeout(ctx, teardownTimeout)
 		snap, err := r.joinShim(limited, s)
@@ -303,8 +308,8 @@ func (r *Runtime) rejoin(s *sandbox) {
 	}
 }
 
-// endWithoutShim ends a sandbox whose shim is dead. Nobody reaps its containers or holds their streams any more, so
-// they are killed, and the sandbox is NotReady.
+// endWithoutShim ends a sandbox whose shim is dead. No process reaps its containers or holds their
+// streams any more. Therefore they are killed, and the sandbox becomes NotReady.
 func (r *Runtime) endWithoutShim(ctx context.Context, s *sandbox) error {
 	if s.rec.Boot == r.host.boot {
 		killIfNamed(s.rec.PausePID, "keelson-pause")
@@ -318,8 +323,8 @@ func (r *Runtime) endWithoutShim(ctx context.Context, s *sandbox) error {
 	return nil
 }
 
-// sweep removes what no record speaks of: containers of no sandbox, run-time
-// folders, namespaces, cgroups and root file systems of nothing.
+// sweep removes everything without a record: containers of unknown sandboxes, run-time directories,
+// network namespaces and image volumes.
 func (r *Runtime) sweep(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*teardownTimeout)
 	defer cancel()
@@ -328,7 +333,7 @@ func (r *Runtime) sweep(ctx context.Context) {
 			r.log.Error("a leftover resists", "what", what, "error", err)
 		}
 	}
-	// Adoption may go on meanwhile, which only ever removes.
+	// Adoption may continue meanwhile, but it only removes entries.
 	r.mu.Lock()
 	var stray []*ctr
 	sandboxes, containers := map[string]bool{}, map[string]bool{}
@@ -360,7 +365,7 @@ func (r *Runtime) sweep(ctx context.Context) {
 	}
 }
 
-// sweepFolder calls remove for the entries of dir that are not known.
+// sweepFolder calls remove for the entries of dir that are not in known.
 func (r *Runtime) sweepFolder(dir string, known map[string]bool, remove func(path, id string) error,
 	complain func(string, error)) {
 	entries, err := os.ReadDir(dir)
@@ -373,7 +378,7 @@ func (r *Runtime) sweepFolder(dir string, known map[string]bool, remove func(pat
 	}
 }
 
-// killShimOf ends a shim that nobody has a record of.
+// killShimOf shuts down a shim for which there is no sandbox record.
 func killShimOf(dir string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

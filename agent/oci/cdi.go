@@ -11,24 +11,24 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// cdiFolders are where drivers and operators describe devices (CDI specifications). Of two that describe one device, that
-// in the later folder counts.
+// cdiFolders are the directories with device descriptions (CDI specifications) of drivers and
+// administrators. If a device is described twice, the later directory takes precedence.
 var cdiFolders = []string{"/etc/cdi", "/var/run/cdi"}
 
-// Bounds of what is read of a folder of specifications.
+// Limits of the CDI specifications in one directory.
 const (
 	maxCDIFiles = 1024
 	maxCDIBytes = 8 << 20
 )
 
-// addCDI makes the changes to the container by which the devices of the request are described. The descriptions are read
-// anew each time: drivers write them while they prepare devices.
+// addCDI applies the CDI devices of the request to the container's spec. It reads the CDI
+// specifications each time, because drivers write them while they prepare devices.
 func (in *specInput) addCDI(spec *specs.Spec) error {
 	var names []string
 	for _, d := range in.config.GetCDIDevices() {
 		names = append(names, d.GetName())
 	}
-	// Device plugins of before the field for them name them in annotations of the container, below cdi.k8s.io.
+	// Older device plugins name CDI devices in container annotations with the prefix cdi.k8s.io.
 	_, noted, err := cdi.ParseAnnotations(in.config.GetAnnotations())
 	if err != nil {
 		return fmt.Errorf("devices in annotations: %w", err)
@@ -56,7 +56,7 @@ func (in *specInput) addCDI(spec *specs.Spec) error {
 	return nil
 }
 
-// boundedFolder refuses a folder whose files are more, or larger, than is read.
+// boundedFolder returns an error if a directory has more or larger specifications than the limits.
 func boundedFolder(dir string) error {
 	files, err := os.ReadDir(dir)
 	if os.IsNotExist(err) {

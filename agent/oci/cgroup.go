@@ -20,20 +20,21 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// cgroupTree is the part of the cgroup hierarchies below which pods live.
+// cgroupTree is the part of the cgroup hierarchies in which pods run.
 type cgroupTree struct {
 	root    string // path from the root of each hierarchy
 	unified bool   // pure cgroup v2
 	mounts  []string
-	memory  string // the hierarchy that accounts memory
-	cpuacct string // that which accounts processors; with cgroup v2 every cgroup does
+	memory  string // mount point of the memory controller
+	cpuacct string // mount point of the CPU accounting with cgroup v1; "" with v2
 	hugetlb bool
 	pids    bool
-	// controllers are those that limit tiers ("cpu", "memory", "pids"), and where each is mounted.
+	// controllers maps the controllers that limit tiers ("cpu", "memory", "pids") to their mount
+	// points.
 	controllers map[string]string
 }
 
-// findCgroups looks at what is mounted.
+// findCgroups detects the mounted cgroup hierarchies and their controllers.
 func findCgroups(root string) (*cgroupTree, error) {
 	t := &cgroupTree{root: filepath.Join("/", root), unified: cgroups.IsCgroup2UnifiedMode(),
 		controllers: map[string]string{}}
@@ -86,7 +87,7 @@ func findCgroups(root string) (*cgroupTree, error) {
 	return t, nil
 }
 
-// paths are the folders of a cgroup below the root, one for each hierarchy.
+// paths returns the directories of a cgroup below the root, one for each hierarchy.
 func (t *cgroupTree) paths(name string) []string {
 	var p []string
 	for _, m := range t.mounts {
@@ -95,7 +96,7 @@ func (t *cgroupTree) paths(name string) []string {
 	return p
 }
 
-// oomFile is the file that counts OOM kills in a cgroup.
+// oomFile returns the file that counts OOM kills in a cgroup; "" without a memory controller.
 func (t *cgroupTree) oomFile(name string) string {
 	if t.memory == "" {
 		return ""
@@ -107,7 +108,7 @@ func (t *cgroupTree) oomFile(name string) string {
 	return filepath.Join(t.memory, t.root, name, file)
 }
 
-// manager is of libcontainer, for a cgroup of either hierarchy.
+// manager returns the libcontainer manager of a cgroup, v1 or v2.
 func (t *cgroupTree) manager(cg *cgroups.Cgroup) (cgroups.Manager, error) {
 	if t.unified {
 		return fs2.NewManager(cg, "")
@@ -115,10 +116,10 @@ func (t *cgroupTree) manager(cg *cgroups.Cgroup) (cgroups.Manager, error) {
 	return fs.NewManager(cg, nil)
 }
 
-// makePlain makes a cgroup without limits that may hold processes.
+// makePlain creates a cgroup without limits.
 func (t *cgroupTree) makePlain(name string) error { return t.make(name, &cgroups.Resources{}) }
 
-// make makes a cgroup with limits, and those above it.
+// make creates a cgroup with limits, and its parents.
 func (t *cgroupTree) make(name string, res *cgroups.Resources) error {
 	res.SkipDevices = true
 	cg := &cgroups.Cgroup{Path: filepath.Join(t.root, name), Resources: res}
@@ -135,7 +136,7 @@ func (t *cgroupTree) make(name string, res *cgroups.Resources) error {
 	return nil
 }
 
-// procs lists the processes of a cgroup and of those below it.
+// procs returns the processes of a cgroup and its descendants.
 func (t *cgroupTree) procs(name string) []int {
 	seen := map[int]bool{}
 	self := os.Getpid()
@@ -148,31 +149,32 @@ func (t *cgroupTree) procs(name string) []int {
 			b, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 			leaf := childless(path)
 			for _, f := range strings.Fields(string(b)) {
-				// This process has a thread among the shims.
+				// This process has a thread in the cgroup of the shims.
 				if pid, err := strconv.Atoi(f); err == nil && pid > 0 && pid != self && !seen[pid] {
 					seen[pid] = true
 					out = append(out, pid)
 				}
 			}
 			if leaf {
-				return filepath.SkipDir // spares reading the names of all its files
+				return filepath.SkipDir // avoids listing the directory of a cgroup without children
 			}
 			return nil
 		})
 		if len(out) > 0 || t.unified {
-			break // a container's processes are in all hierarchies alike
+			break // a container's processes are in the same cgroup in every hierarchy
 		}
 	}
 	return out
 }
 
-// childless says that there is no cgroup below one: each counts as a link, beside the folder's own two.
+// childless reports whether a cgroup has no child cgroup. Each child adds a link to the directory's
+// own two.
 func childless(dir string) bool {
 	var st unix.Stat_t
 	return unix.Lstat(dir, &st) == nil && st.Nlink == 2
 }
 
-// kill kills whatever runs in a cgroup until nothing does.
+// kill sends SIGKILL to all processes of a cgroup until there are none.
 func (t *cgroupTree) kill(ctx context.Context, name string) error {
 	t.killNow(name)
 	return wait.For(ctx, time.Millisecond, func() error {
@@ -187,7 +189,7 @@ func (t *cgroupTree) kill(ctx context.Context, name string) error {
 	})
 }
 
-// killNow kills whatever runs in a cgroup, and does not wait for its end.
+// killNow sends SIGKILL to all processes of a cgroup and does not wait.
 func (t *cgroupTree) killNow(name string) {
 	if t.unified {
 		_ = os.WriteFile(filepath.Join(t.paths(name)[0], "cgroup.kill"), []byte("1"), 0)
@@ -197,8 +199,8 @@ func (t *cgroupTree) killNow(name string) {
 	}
 }
 
-// remove removes a cgroup in all hierarchies, with those below it. The last
-// process may still be on its way out.
+// remove removes a cgroup and its descendants in all hierarchies. It retries, because the last
+// process may still be exiting.
 func (t *cgroupTree) remove(ctx context.Context, name string) error {
 	var errs []error
 	for _, dir := range t.paths(name) {
@@ -229,9 +231,9 @@ func removeCgroup(dir string) error {
 	return nil
 }
 
-// warm makes the next move into a cgroup cheap. The kernel lets the first move
-// after a quiet time wait for a grace period of several milliseconds; moving this
-// process to where it is spends that time while a container is being prepared.
+// warm makes the next move into a cgroup fast. After a quiet time, the kernel delays the first move
+// by an RCU grace period of several milliseconds. warm spends that time, while a container is
+// prepared, by moving this process to its own cgroup.
 func (t *cgroupTree) warm() {
 	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
 	if err != nil {
@@ -247,7 +249,7 @@ func (t *cgroupTree) warm() {
 	}
 }
 
-// podResources are the limits of the pod's own cgroup.
+// podResources returns the limits of the pod's cgroup, including its overhead.
 func (t *cgroupTree) podResources(c *cri.PodSandboxConfig) *cgroups.Resources {
 	res := &cgroups.Resources{}
 	for _, r := range []*cri.LinuxContainerResources{c.GetLinux().GetResources(), c.GetLinux().GetOverhead()} {
@@ -283,7 +285,8 @@ func (t *cgroupTree) podResources(c *cri.PodSandboxConfig) *cgroups.Resources {
 	return res
 }
 
-// limitPIDs sets how many processes a pod may have, which both versions of cgroups know; what is no number is no limit.
+// limitPIDs sets the process limit of a pod, which exists in cgroup v1 and v2. A value that is not
+// a number means no limit.
 func (t *cgroupTree) limitPIDs(res *cgroups.Resources, v string) {
 	if n, err := strconv.ParseInt(v, 10, 64); err == nil && n > 0 && t.pids {
 		res.PidsLimit = &n

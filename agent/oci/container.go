@@ -23,26 +23,26 @@ import (
 
 // ctr is one container.
 type ctr struct {
-	op sync.Mutex // start, remove and the like, one at a time
+	op sync.Mutex // serializes start, remove and other changes
 
 	rec    containerRecord // State and Started are guarded by Runtime.mu
 	config *cri.ContainerConfig
 	exit   exitRecord    // guarded by Runtime.mu; valid in ContainerExited
 	ended  chan struct{} // closed in ContainerExited
-	lost   atomic.Bool   // nobody knows how it ended
-	half   bool          // an earlier run was making it; set before anybody else sees it
-	past   bool          // only its end is known, from before a power cut; so is this
+	lost   atomic.Bool   // its exit code is unknown
+	half   bool          // partly created by an earlier agent process; constant once published
+	past   bool          // only its end is known, from before a power failure; constant once published
 	execs  atomic.Int64
 
-	updated atomic.Pointer[cri.LinuxContainerResources] // in place of those in config; nil: never
+	updated atomic.Pointer[cri.LinuxContainerResources] // updated resources, which replace those in config; nil: never updated
 }
 
 func containerName(sandbox string, m *cri.ContainerMetadata) string {
 	return fmt.Sprintf("%s/%s/%d", sandbox, m.GetName(), m.GetAttempt())
 }
 
-// CreateContainer implements agent.Runtime. A repeated request for a container
-// that waits to be started returns it.
+// CreateContainer implements agent.Runtime. A repeated request for a container that has not been
+// started returns that container.
 func (r *Runtime) CreateContainer(ctx context.Context, q *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
 	if err := r.wait(ctx); err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (r *Runtime) reserveContainer(c *ctr) *ctr {
 }
 
 func (r *Runtime) sameContainer(existing *ctr) (*cri.CreateContainerResponse, error) {
-	existing.op.Lock() // until the first request has been answered
+	existing.op.Lock() // wait until the first request has returned
 	defer existing.op.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -113,8 +113,8 @@ func (r *Runtime) sameContainer(existing *ctr) (*cri.CreateContainerResponse, er
 	return nil, status.Errorf(codes.AlreadyExists, "container %s of that name and attempt exists and is %s", existing.rec.ID, existing.rec.State)
 }
 
-// createSteps describes the container on disk, prepares its root file system and
-// lets keelson-oci, below the shim, make it.
+// createSteps writes the container's record, prepares its root file system, and has the shim create
+// it with keelson-oci.
 func (r *Runtime) createSteps(ctx context.Context, s *sandbox, shim *shimClient, c *ctr) error {
 	id := c.rec.ID
 	go r.cgroups.warm()
@@ -158,7 +158,7 @@ func (r *Runtime) createSteps(ctx context.Context, s *sandbox, shim *shimClient,
 	}
 	rec = r.amend(c, func(rec *containerRecord) {
 		rec.StartError = startError
-		if rec.State == ContainerCreating { // else it has ended already
+		if rec.State == ContainerCreating { // otherwise it has already ended
 			rec.State = ContainerCreated
 		}
 		r.stages[id] = stages.list
@@ -166,8 +166,8 @@ func (r *Runtime) createSteps(ctx context.Context, s *sandbox, shim *shimClient,
 	return r.saveContainer(&rec)
 }
 
-// amend changes a container's record and returns a copy: its shim may be lost at
-// any moment, which ends the container from another goroutine.
+// amend changes a container's record under the lock and returns a copy. Another goroutine may end
+// the container at any time, when its shim is lost.
 func (r *Runtime) amend(c *ctr, change func(*containerRecord)) containerRecord {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -175,7 +175,7 @@ func (r *Runtime) amend(c *ctr, change func(*containerRecord)) containerRecord {
 	return c.rec
 }
 
-// writeBundle writes the request that keelson-oci reads.
+// writeBundle writes the request file for keelson-oci.
 func (r *Runtime) writeBundle(s *sandbox, c *ctr, facts agent.ImageConfig, root agent.RootFS) error {
 	in := specInput{
 		id: c.rec.ID, sandbox: s.config, config: c.config, image: facts, root: root, host: r.host,
@@ -225,8 +225,8 @@ func (r *Runtime) bundlePath(id string) string {
 	return filepath.Join(r.containerDir(id), "create.json")
 }
 
-// targetPID is the first process of a running container, for a debugger that
-// shares its process namespace.
+// targetPID returns the PID of a process of a running container. A debug container joins its PID
+// namespace.
 func (r *Runtime) targetPID(id string) (int, error) {
 	c, err := r.container(id)
 	if err != nil {
@@ -267,7 +267,7 @@ func (r *Runtime) shimCreate(ctx context.Context, shim *shimClient, c *ctr) erro
 	return nil
 }
 
-// lockContainer finds a container once records have been read, and locks its op.
+// lockContainer waits until adoption has finished, then finds a container and locks its op.
 func (r *Runtime) lockContainer(ctx context.Context, id string) (*ctr, error) {
 	if err := r.wait(ctx); err != nil {
 		return nil, err
@@ -280,7 +280,7 @@ func (r *Runtime) lockContainer(ctx context.Context, id string) (*ctr, error) {
 	return c, nil
 }
 
-// StartContainer implements agent.Runtime. Starting what runs succeeds.
+// StartContainer implements agent.Runtime. It succeeds if the container already runs.
 func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
 	c, err := r.lockContainer(ctx, q.GetContainerId())
 	if err != nil {
@@ -341,7 +341,8 @@ func (r *Runtime) announceContainer(c *ctr) {
 	r.announce(e)
 }
 
-// containerEnded notes an end once.
+// containerEnded records how a container ended and announces it. Only the first call for a
+// container has an effect.
 func (r *Runtime) containerEnded(c *ctr, e exitRecord) {
 	r.mu.Lock()
 	if c.rec.State == ContainerExited {
@@ -357,7 +358,7 @@ func (r *Runtime) containerEnded(c *ctr, e exitRecord) {
 	r.endsSoon(c)
 	r.mu.Unlock()
 	if sharePID {
-		// Its children live on in somebody else's process namespace.
+		// Its child processes survive in a PID namespace that it shares.
 		r.background.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), teardownTimeout)
 			defer cancel()

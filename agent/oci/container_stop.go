@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// StopContainer implements agent.Runtime: the stop signal, the timeout, SIGKILL.
+// StopContainer implements agent.Runtime: it sends the stop signal, and SIGKILL after the timeout.
 func (r *Runtime) StopContainer(ctx context.Context, q *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
 	if err := r.wait(ctx); err != nil {
 		return nil, err
@@ -51,9 +51,10 @@ func (r *Runtime) StopContainer(ctx context.Context, q *cri.StopContainerRequest
 	return &cri.StopContainerResponse{}, nil
 }
 
-// askToStop has the container's first process get the stop signal. A shim that does not answer, as after a restart of the agent or
-// while its connection is made anew, is asked again until it has, the container has ended or the grace period has. Where there is
-// certainly no shim the container soon counts as ended.
+// askToStop sends the stop signal to the container's first process. If the shim does not respond,
+// as after a restart of the agent or during a reconnect, it retries. It gives up when the container
+// has ended or the grace period is over. If there is certainly no shim, the container is soon
+// marked as ended.
 func (r *Runtime) askToStop(grace context.Context, c *ctr, sig int) error {
 	var refused error
 	_ = wait.For(grace, 20*time.Millisecond, func() error {
@@ -82,7 +83,7 @@ func (r *Runtime) stateOf(c *ctr) ContainerState {
 	return c.rec.State
 }
 
-// shimOf is the shim that holds a container, nil when none exists.
+// shimOf returns the shim of the container's sandbox; nil if it is not connected.
 func (r *Runtime) shimOf(c *ctr) *shimClient {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,7 +93,7 @@ func (r *Runtime) shimOf(c *ctr) *shimClient {
 	return nil
 }
 
-// signal reaches the container's first process; one that has ended is no error.
+// signal sends a signal to the container's first process. It returns nil if the process has ended.
 func (r *Runtime) signal(ctx context.Context, c *ctr, sig int) error {
 	shim := r.shimOf(c)
 	if shim == nil {
@@ -101,7 +102,7 @@ func (r *Runtime) signal(ctx context.Context, c *ctr, sig int) error {
 	return shim.signal(ctx, c.rec.ID, sig)
 }
 
-// killContainer kills a container, started or not, and waits for its end.
+// killContainer kills a container, started or not, and waits until it has ended.
 func (r *Runtime) killContainer(ctx context.Context, c *ctr) error {
 	ctx, cancel := context.WithTimeout(ctx, teardownTimeout)
 	defer cancel()
@@ -112,7 +113,7 @@ func (r *Runtime) killContainer(ctx context.Context, c *ctr) error {
 		if c.rec.StartError != "" { // it has no process
 			return r.failStart(c)
 		}
-	case ContainerCreating: // keelson-oci is at it, or was when an agent died
+	case ContainerCreating: // keelson-oci creates it, or did when an earlier agent process died
 		return r.cgroups.kill(ctx, c.rec.Cgroup)
 	}
 	if r.shimOf(c) == nil {
@@ -138,7 +139,7 @@ func (r *Runtime) killContainer(ctx context.Context, c *ctr) error {
 	}
 }
 
-// RemoveContainer implements agent.Runtime; a running container is killed first.
+// RemoveContainer implements agent.Runtime. A running container is killed first.
 func (r *Runtime) RemoveContainer(ctx context.Context, q *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse, error) {
 	if err := r.wait(ctx); err != nil {
 		return nil, err
@@ -162,8 +163,8 @@ func (r *Runtime) removeContainer(ctx context.Context, c *ctr) error {
 	return r.eraseContainer(ctx, c)
 }
 
-// eraseContainer removes all that a dead container left, its record last. It is
-// safe at any point and again after a failure. The caller holds c.op.
+// eraseContainer removes everything of a dead container, its record last. It is safe at any point,
+// and can be repeated after a failure. The caller holds c.op.
 func (r *Runtime) eraseContainer(ctx context.Context, c *ctr) error {
 	id := c.rec.ID
 	if err := r.endForGood(ctx, c); err != nil {
@@ -180,7 +181,7 @@ func (r *Runtime) eraseContainer(ctx context.Context, c *ctr) error {
 	if err := r.cfg.Images.RemoveRootFS(ctx, id); err != nil {
 		return fmt.Errorf("remove the root file system: %w", err)
 	}
-	// Each of the two records alone is enough to find the container again.
+	// Either of the two records is enough to find the container again.
 	if err := ignoreMissing(os.Remove(r.endFile(id))); err != nil {
 		return err
 	}
@@ -197,8 +198,8 @@ func (r *Runtime) eraseContainer(ctx context.Context, c *ctr) error {
 	return nil
 }
 
-// endForGood kills what is in the container's cgroup until the shim, too, agrees
-// that it has ended: keelson-oci may be in the middle of making it.
+// endForGood kills the processes in the container's cgroup until the shim confirms that the
+// container has ended. keelson-oci may still be creating it.
 func (r *Runtime) endForGood(ctx context.Context, c *ctr) error {
 	m := wire.Target{Container: c.rec.ID}
 	return wait.For(ctx, 2*time.Millisecond, func() error {
@@ -217,8 +218,7 @@ func (r *Runtime) endForGood(ctx context.Context, c *ctr) error {
 	})
 }
 
-// ReopenContainerLog makes the shim open the log by its name again, after
-// somebody moved it.
+// ReopenContainerLog makes the shim reopen the log file by its path, after an external rotation.
 func (r *Runtime) ReopenContainerLog(ctx context.Context, q *cri.ReopenContainerLogRequest) (*cri.ReopenContainerLogResponse, error) {
 	if err := r.wait(ctx); err != nil {
 		return nil, err

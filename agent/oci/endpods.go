@@ -16,11 +16,14 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// EndPods ends all pods of a runtime, for a machine that goes down while no agent runs: each container's first process is
-// asked to end, by SIGTERM, and what has not ended within grace is killed, frozen or not. Without it the machine would wait for
-// each process that a signal does not end, as the first of a namespace does not where it has no handler.
-// Shims stay until they have noted how the containers ended, killed ones too: nothing else tells the next agent that they ran.
-// The network, mounts and records are that agent's to take away. Of cfg, folders and the cgroup root are used.
+// EndPods stops all pods of a runtime for a machine that shuts down while no agent runs. It sends
+// SIGTERM to each container's first process and kills the rest after grace, even frozen processes.
+// Otherwise the shutdown would wait for each process that ignores the signal, such as an init
+// without a handler.
+//
+// Shims stay until they have recorded how the containers ended, also killed ones. The next agent
+// process has no other evidence that they ran. It also removes the network, mounts and records.
+// Only the directories and the cgroup root of cfg are used.
 func EndPods(ctx context.Context, cfg Config, grace time.Duration) error {
 	r := New(cfg)
 	var err error
@@ -35,7 +38,8 @@ func EndPods(ctx context.Context, cfg Config, grace time.Duration) error {
 	return r.cgroups.kill(ctx, "")
 }
 
-// populated lists the containers in whose cgroups something runs. A record that does not read is another agent's to judge.
+// populated returns the records of containers with running processes. Unreadable records are
+// skipped; the next agent handles them.
 func (r *Runtime) populated() []containerRecord {
 	var all []containerRecord
 	entries, _ := os.ReadDir(r.containerDir(""))
@@ -49,7 +53,8 @@ func (r *Runtime) populated() []containerRecord {
 	return all
 }
 
-// askToEnd sends SIGTERM to the first process of each container, and waits for all processes of containers, for grace at most.
+// askToEnd sends SIGTERM to the first process of each container. It waits at most grace until all
+// container processes have ended.
 func (r *Runtime) askToEnd(ctx context.Context, grace time.Duration) error {
 	asked := map[int]bool{}
 	gently, cancel := context.WithTimeout(ctx, grace)
@@ -78,15 +83,16 @@ func (r *Runtime) askToEnd(ctx context.Context, grace time.Duration) error {
 	return nil
 }
 
-// recordTime is how long shims have to note the ends of killed containers. One of an earlier release notes none that outlives a
-// reboot, and a process that hangs in the kernel does not end.
+// recordTime is how long shims have to record the ends of killed containers. A shim of an earlier
+// release makes no such record, and a process that hangs in the kernel does not end.
 const recordTime = 5 * time.Second
 
-// killRecorded kills what is left of containers, all at once, and waits until their ends are noted on disk.
+// killRecorded kills all remaining containers at once and waits until their ends are recorded on
+// disk.
 func (r *Runtime) killRecorded(ctx context.Context, running []containerRecord) {
 	ctx, cancel := context.WithTimeout(ctx, recordTime)
 	defer cancel()
-	// Who is not done in time is killed with everything else.
+	// After the timeout, EndPods kills all remaining processes.
 	_ = wait.For(ctx, 10*time.Millisecond, func() error {
 		missing := 0
 		for _, rec := range running {
@@ -102,19 +108,20 @@ func (r *Runtime) killRecorded(ctx context.Context, running []containerRecord) {
 	})
 }
 
-// The kernel's names of programs that belong to no container.
+// The kernel's names of processes that belong to no container.
 const (
 	shimName  = "keelson-shim"
 	pauseName = "keelson-pause"
 )
 
-// process is the name of a process and its parent; "" when it has ended, a zombie too.
+// process returns the name of a process and its parent's PID; "" if the process has ended or is a
+// zombie.
 func process(pid int) (name string, parent int) {
 	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return "", 0
 	}
-	// A name may hold anything, brackets too.
+	// A name may contain any characters, including brackets.
 	open, end := strings.IndexByte(string(raw), '('), strings.LastIndexByte(string(raw), ')')
 	if open < 0 || end < open {
 		return "", 0

@@ -17,15 +17,17 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// How a container ended is kept on disk, too, until the container is removed: after a power cut nothing else of it is
-// left, and a control plane that could not be reached knows nothing of it. The file is the shim's record of the end
-// (one line) and what the agent must know of the container, without what may be secret.
+// How a container ended is also stored on disk until the container is removed. After a power
+// failure nothing else is left of the container, and a control plane that was unreachable does not
+// know its end. The file has the shim's record of the end (one line), then the container data that
+// the agent needs, without possible secrets.
 
-// endFile is where the end of a container is kept; an empty id gives the folder of them all.
+// endFile returns the file with the end of a container; an empty id gives the directory of all such
+// files.
 func (r *Runtime) endFile(id string) string { return filepath.Join(r.cfg.StateDir, "ended", id) }
 
-// endNote is what is kept of a container with its end: neither its environment nor its command or mounts, except what
-// a start error names of them.
+// endNote returns the container data that is stored with its end. It omits the environment, the
+// command and the mounts, except for parts that a start error quotes.
 func endNote(rec containerRecord, config *cri.ContainerConfig) (string, error) {
 	bare, err := proto.Marshal(&cri.ContainerConfig{Metadata: config.GetMetadata(), Image: config.GetImage(),
 		Labels: config.GetLabels(), Annotations: config.GetAnnotations(), LogPath: config.GetLogPath()})
@@ -38,7 +40,7 @@ func endNote(rec containerRecord, config *cri.ContainerConfig) (string, error) {
 	return string(note), err
 }
 
-// endText is the content of the file.
+// endText returns the content of an end file.
 func endText(e exitRecord, note string) string {
 	line := strconv.Itoa(int(e.Code)) + " " + strconv.FormatInt(e.Finished, 10) + " " + strconv.FormatInt(e.Started, 10)
 	if e.OOM {
@@ -47,7 +49,8 @@ func endText(e exitRecord, note string) string {
 	return line + "\n" + note
 }
 
-// loadEnds finds the containers of which only their end is left. What does not read was cut off by the power cut.
+// loadEnds loads the containers of which only the end file is left. An invalid file was truncated
+// by a power failure and is removed.
 func (r *Runtime) loadEnds() error {
 	entries, err := os.ReadDir(r.endFile(""))
 	if err != nil {
@@ -99,7 +102,8 @@ func loadEnd(path, id string) (*ctr, error) {
 	return c, nil
 }
 
-// keepEnds makes the ends of containers outlive a power cut, those that come together at once, until ctx ends.
+// keepEnds makes end files durable until ctx ends. It handles all containers that have ended
+// meanwhile in one batch.
 func (r *Runtime) keepEnds(ctx context.Context) {
 	for {
 		select {
@@ -122,7 +126,8 @@ func (r *Runtime) keepEnds(ctx context.Context) {
 	}
 }
 
-// keepEnd syncs what the shim has written, or writes it: shims of an earlier release do not, and some are killed.
+// keepEnd syncs the end file of a container. If the shim has not written it, keepEnd does: the shim
+// may be of an earlier release or was killed.
 func (r *Runtime) keepEnd(c *ctr) error {
 	path := r.endFile(c.rec.ID)
 	err := syncPath(path)
@@ -145,12 +150,12 @@ func (r *Runtime) keepEnd(c *ctr) error {
 		err = syncPath(path)
 	}
 	if _, gone := r.container(rec.ID); gone != nil {
-		return errors.Join(err, ignoreMissing(os.Remove(path))) // it was removed meanwhile
+		return errors.Join(err, ignoreMissing(os.Remove(path))) // the container was removed meanwhile
 	}
 	return err
 }
 
-// endsSoon hands a container that has ended to keepEnds. The caller holds r.mu.
+// endsSoon queues an ended container for keepEnds. The caller holds r.mu.
 func (r *Runtime) endsSoon(c *ctr) {
 	r.ends = append(r.ends, c)
 	select {
@@ -159,7 +164,7 @@ func (r *Runtime) endsSoon(c *ctr) {
 	}
 }
 
-// syncPath makes a file, or the entries of a folder, outlive a power cut.
+// syncPath syncs a file or directory.
 func syncPath(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -22,14 +22,16 @@ import (
 	"keelson.dev/keelson/agent/oci/wire"
 )
 
-// drainTime is how long output is awaited after a command has ended: children that
-// it left behind may keep its streams open for ever.
+// drainTime is how long to wait for output after a command has ended: its children may keep its
+// streams open forever.
 const drainTime = 2 * time.Second
 
-// maxSyncOutput bounds what ExecSync keeps of each stream; the rest is dropped. Probes and hooks are all that asks.
+// maxSyncOutput bounds the output of each stream that ExecSync returns; the rest is dropped. Only
+// probes and hooks call it.
 const maxSyncOutput = 16 << 10
 
-// capped keeps the first bytes and swallows the rest. It has no other method: io.Copy would go around Write.
+// capped is a writer that keeps the first bytes and drops the rest. It must not implement
+// io.ReaderFrom, which io.Copy would use instead of Write.
 type capped struct{ kept []byte }
 
 func (c *capped) Write(p []byte) (int, error) {
@@ -37,7 +39,7 @@ func (c *capped) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ExecSync implements agent.Runtime. A timeout is DeadlineExceeded.
+// ExecSync implements agent.Runtime. A timeout is reported as DeadlineExceeded.
 func (r *Runtime) ExecSync(ctx context.Context, q *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error) {
 	parent := ctx
 	if q.GetTimeout() > 0 {
@@ -62,7 +64,7 @@ func (r *Runtime) ExecSync(ctx context.Context, q *cri.ExecSyncRequest) (*cri.Ex
 	return out, nil
 }
 
-// Exec implements agent.Runtime. When ctx ends the command is killed.
+// Exec implements agent.Runtime. When ctx ends, the command is killed.
 func (r *Runtime) Exec(ctx context.Context, containerID string, command []string, tty bool, st agent.Streams) error {
 	if err := r.wait(ctx); err != nil {
 		return err
@@ -106,8 +108,8 @@ func (r *Runtime) Exec(ctx context.Context, containerID string, command []string
 	return nil
 }
 
-// writeExec writes the request that keelson-oci reads: the container's own process
-// with another command.
+// writeExec writes the request file for keelson-oci: the container's process with another command.
+// It returns the file's path.
 func (r *Runtime) writeExec(c *ctr, command []string, tty bool) (string, error) {
 	p := *c.rec.Process
 	p.Args, p.Terminal = command, tty
@@ -118,22 +120,22 @@ func (r *Runtime) writeExec(c *ctr, command []string, tty bool) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	// Numbers start again with the agent; O_EXCL is not wanted, an old file is dead.
+	// Numbers restart with the agent, so an old file may be overwritten.
 	path := filepath.Join(r.containerDir(c.rec.ID), "exec-"+strconv.FormatInt(c.execs.Add(1), 10)+".json")
 	return path, os.WriteFile(path, data, 0o600)
 }
 
-// execution is one command and its streams. The shim passes the command's ends on
-// to it and is not involved further.
+// execution is one command and its streams. The shim passes the command's ends of the streams to
+// keelson-oci; the data does not flow through the shim.
 type execution struct {
 	st     agent.Streams
 	theirs []*os.File
-	stdin  *os.File // our end, nil when not wanted
+	stdin  *os.File // this side's end, nil if not wanted
 	outs   []*os.File
 	sinks  []io.Writer
 
-	terminal *os.File      // our end of the socket over which it comes
-	typed    chan struct{} // closed when the caller's stdin has ended; nil when nothing waits for that
+	terminal *os.File      // this side's end of the socket on which the terminal arrives
+	typed    chan struct{} // closed when the caller's stdin has ended; nil if nothing waits for that
 
 	copies sync.WaitGroup
 }
@@ -176,19 +178,19 @@ func newTerminal(st agent.Streams) (*execution, error) {
 	return &execution{st: st, terminal: os.NewFile(uintptr(fds[0]), "terminal"), theirs: []*os.File{os.NewFile(uintptr(fds[1]), "terminal")}}, nil
 }
 
-// run starts the command and waits for its end and its output.
+// run starts the command, waits for its end and its output, and returns its exit code.
 func (e *execution) run(ctx context.Context, r *Runtime, shim *shimClient, m *wire.Exec) (code int, err error) {
 	id, answers, end, err := shim.open(wire.KindExec, m, e.theirs...)
 	if err != nil {
 		return 0, err
 	}
 	for _, f := range e.theirs {
-		f.Close() // one of them may be there thrice: closing again does nothing
+		f.Close() // /dev/null may be in the list three times: closing it again has no effect
 	}
 	f, err := shim.await(ctx, answers)
 	if err != nil {
 		if ctx.Err() != nil {
-			// It may start at any moment: its end is seen to without the caller.
+			// The command may still start: kill it in the background.
 			r.background.Go(func() { defer end(); r.abandon(shim, id, answers) })
 		} else {
 			end()
@@ -222,7 +224,7 @@ func (e *execution) run(ctx context.Context, r *Runtime, shim *shimClient, m *wi
 	return int(x.Code), nil
 }
 
-// killExec kills the command of a request and waits for its end.
+// killExec kills the command of the request with this id and waits for its end.
 func (s *shimClient) killExec(ctx context.Context, id uint32, answers <-chan wire.Frame) {
 	kill := wire.Signal{Exec: id, Signal: int64(unix.SIGKILL)}
 	if _, err := s.done(ctx, wire.KindSignal, &kill); err == nil {
@@ -230,13 +232,13 @@ func (s *shimClient) killExec(ctx context.Context, id uint32, answers <-chan wir
 	}
 }
 
-// abandon kills a command that was given up before it had started, as soon as it has.
+// abandon kills a command whose caller has gone, as soon as the command has started.
 func (r *Runtime) abandon(shim *shimClient, id uint32, answers <-chan wire.Frame) {
 	ctx, cancel := context.WithTimeout(context.Background(), teardownTimeout)
 	defer cancel()
 	go func() {
 		select {
-		case <-r.stopping: // the shim kills what runs for a connection that ends
+		case <-r.stopping: // the shim kills the commands of a closed connection
 			cancel()
 		case <-ctx.Done():
 		}
@@ -280,13 +282,13 @@ func (e *execution) receiveTerminal() error {
 	return nil
 }
 
-// copy moves bytes until the streams end. What reads the caller's stdin is not
-// waited for: nothing can interrupt it.
+// copy starts copying between the caller's and the command's streams. The goroutine that reads the
+// caller's stdin is not waited for, because it cannot be interrupted.
 func (e *execution) copy(ctx context.Context) {
 	for i, out := range e.outs {
 		e.copies.Go(func() {
 			if _, err := io.Copy(e.sinks[i], out); err != nil {
-				discard(out) // the reader is gone; the command must not stall
+				discard(out) // the reader is gone; the command must not block
 			}
 		})
 	}
@@ -325,7 +327,7 @@ func resizeLoop(ctx context.Context, sizes <-chan agent.TermSize, set func(agent
 	}
 }
 
-// drain waits for the rest of the output, but not for ever.
+// drain waits for the rest of the output, at most drainTime.
 func (e *execution) drain(ctx context.Context) {
 	done := make(chan struct{})
 	go func() { e.copies.Wait(); close(done) }()
@@ -338,7 +340,7 @@ func (e *execution) drain(ctx context.Context) {
 	}
 }
 
-// close ends everything. Nothing is written to the caller's streams afterwards.
+// close closes all streams. Nothing is written to the caller's streams afterwards.
 func (e *execution) close() {
 	for _, f := range append(append([]*os.File{e.stdin, e.terminal}, e.theirs...), e.outs...) {
 		if f != nil {
@@ -348,9 +350,9 @@ func (e *execution) close() {
 	e.copies.Wait()
 }
 
-// Attach implements agent.Runtime: it returns when the container's output has
-// ended, the caller has gone (ctx), or the shim has. With a terminal or without stdinOnce it also returns,
-// drainTime later at most, when the caller's stdin has ended.
+// Attach implements agent.Runtime. It returns when the container's output has ended, ctx is done,
+// or the shim is gone. With a terminal or without stdinOnce, it also returns at most drainTime
+// after the caller's stdin has ended.
 func (r *Runtime) Attach(ctx context.Context, containerID string, tty bool, st agent.Streams) error {
 	if err := r.wait(ctx); err != nil {
 		return err
@@ -363,7 +365,7 @@ func (r *Runtime) Attach(ctx context.Context, containerID string, tty bool, st a
 	if state := r.stateOf(c); (state != ContainerRunning && state != ContainerCreated) || shim == nil {
 		return status.Errorf(codes.FailedPrecondition, "container %s is not running: it is %s", containerID, state)
 	}
-	tty = c.config.GetTty() // what it was made with counts
+	tty = c.config.GetTty() // the container's setting takes precedence
 	if tty {
 		st.Stderr = nil
 	}
@@ -393,7 +395,8 @@ func (r *Runtime) Attach(ctx context.Context, containerID string, tty bool, st a
 			_, _ = shim.done(ctx, wire.KindResize, &m)
 		})
 	}
-	// A container's stdin outlives the client unless stdinOnce closes it: the end of the client's input ends the attach.
+	// A container's stdin stays open after a client has gone, unless stdinOnce closes it. The end
+	// of the client's input therefore ends the attach.
 	if c.config.GetStdin() && (tty || !c.config.GetStdinOnce()) && st.Stdin != nil {
 		e.typed = make(chan struct{})
 	}

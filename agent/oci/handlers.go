@@ -12,11 +12,11 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// ownHandlers are the names that every node's runtime answers to, beside "". RuntimeClasses written for runc find what
-// they ask for: libcontainer is the core of runc.
+// ownHandlers are the handler names that every node's runtime accepts, in addition to "". "runc" is
+// accepted because libcontainer is the core of runc.
 var ownHandlers = []string{"keelson", "runc"}
 
-// handlers lists all names that this node's runtime answers to, without "" and without repetition.
+// handlers returns all accepted handler names of this node, without "" and without duplicates.
 func (c *Config) handlers() []string {
 	out := slices.Clone(ownHandlers)
 	for _, h := range c.Handlers {
@@ -27,7 +27,7 @@ func (c *Config) handlers() []string {
 	return out
 }
 
-// checkHandler refuses a sandbox that asks for a runtime which the node has not got.
+// checkHandler rejects a sandbox whose runtime handler this node does not have.
 func (c *Config) checkHandler(want string, m *cri.PodSandboxMetadata) error {
 	have := c.handlers()
 	if want == "" || slices.Contains(have, want) {
@@ -38,7 +38,7 @@ func (c *Config) checkHandler(want string, m *cri.PodSandboxMetadata) error {
 		want, m.GetNamespace(), m.GetName(), strings.Join(have, ", "))
 }
 
-// ParseHandler reads what an administrator says of a handler: another NAME of the node's own runtime.
+// ParseHandler parses a handler flag: NAME, an additional name of the node's own runtime.
 func ParseHandler(s string) (name string, err error) {
 	if name, program, external := strings.Cut(s, "="); external {
 		return "", fmt.Errorf("handler %q cannot run %q: this agent runs pods with its own runtime and starts no other OCI runtime; "+
@@ -47,7 +47,7 @@ func ParseHandler(s string) (name string, err error) {
 	return s, nil
 }
 
-// runtimeHandlers describes all handlers, "" first. They are one runtime and can do the same.
+// runtimeHandlers describes all handlers, "" first. They are one runtime with the same features.
 func (c *Config) runtimeHandlers() []*cri.RuntimeHandler {
 	out := make([]*cri.RuntimeHandler, 0, 1+len(ownHandlers)+len(c.Handlers))
 	recursive := readOnlyRecursively()
@@ -57,8 +57,8 @@ func (c *Config) runtimeHandlers() []*cri.RuntimeHandler {
 	return out
 }
 
-// readOnlyRecursively says whether the kernel has mount_setattr (Linux 5.12), without which mounts below a read-only
-// one stay as they are.
+// readOnlyRecursively reports whether the kernel has mount_setattr (Linux 5.12). Without it, mounts
+// below a read-only mount stay writable.
 func readOnlyRecursively() bool {
 	return !errors.Is(unix.MountSetattr(-1, "", 0, &unix.MountAttr{}), unix.ENOSYS)
 }

@@ -11,20 +11,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostFacts are what a container's description depends on besides the request.
+// hostFacts are the properties of the host that influence a container's spec.
 type hostFacts struct {
 	boot        string
 	unified     bool     // cgroup v2
-	swapFile    bool     // with cgroup v2: swap can be limited
-	caps        []string // that this process may hand on
+	swapFile    bool     // cgroup v2 can limit swap
+	caps        []string // capabilities that this process can grant
 	lowerOOM    bool     // oom_score_adj may be lowered
-	oomScoreAdj int      // this process' own
+	oomScoreAdj int      // of this process
 	maxFiles    uint64   // hard limit of open files
 	apparmor    bool
-	profiles    string // file that lists the AppArmor profiles that are loaded
+	profiles    string // file that lists the loaded AppArmor profiles
 }
 
-// hasAppArmor says why a container cannot have a profile.
+// hasAppArmor returns an error if a container cannot use the AppArmor profile.
 func (h hostFacts) hasAppArmor(profile string) error {
 	if !h.apparmor {
 		return fmt.Errorf("AppArmor profile %q: AppArmor is not enabled on this node", profile)
@@ -33,7 +33,8 @@ func (h hostFacts) hasAppArmor(profile string) error {
 	if err != nil {
 		return fmt.Errorf("AppArmor profile %q: the node's list of profiles cannot be read (is securityfs mounted?): %w", profile, err)
 	}
-	// Who runs without a profile is called so. Profiles of other policy namespaces are not in the list.
+	// "unconfined" means no profile. The list does not contain profiles of other policy namespaces
+	// (":...").
 	if profile == "unconfined" || strings.HasPrefix(profile, ":") {
 		return nil
 	}
@@ -78,7 +79,7 @@ func lookAtHost(unified bool) (hostFacts, error) {
 	return h, nil
 }
 
-// capabilityNames by number.
+// capabilityNames are the capabilities in the order of their numbers.
 var capabilityNames = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID",
 	"CAP_SETUID", "CAP_SETPCAP", "CAP_LINUX_IMMUTABLE", "CAP_NET_BIND_SERVICE", "CAP_NET_BROADCAST", "CAP_NET_ADMIN",
@@ -89,7 +90,8 @@ var capabilityNames = []string{
 	"CAP_AUDIT_READ", "CAP_PERFMON", "CAP_BPF", "CAP_CHECKPOINT_RESTORE",
 }
 
-// hostDevice describes the device file at path, to appear at inside.
+// hostDevice describes the device file at path, and the cgroup rule for it. inside is its path in
+// the container.
 func hostDevice(path, inside, access string) (specs.LinuxDevice, specs.LinuxDeviceCgroup, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -110,7 +112,7 @@ func hostDevice(path, inside, access string) (specs.LinuxDevice, specs.LinuxDevi
 		specs.LinuxDeviceCgroup{Allow: true, Type: kind, Major: &major, Minor: &minor, Access: access}, nil
 }
 
-// devicesBelow lists the devices at path, or below it when it is a folder.
+// devicesBelow describes the device at path, or all devices below path if it is a directory.
 func devicesBelow(path, inside, access string) (devs []specs.LinuxDevice, rules []specs.LinuxDeviceCgroup, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -137,8 +139,8 @@ func devicesBelow(path, inside, access string) (devs []specs.LinuxDevice, rules 
 	return devs, rules, err
 }
 
-// allDevices are the host's, for a privileged container. What a container has of
-// its own is left out.
+// allDevices returns the host's devices for a privileged container, without those that every
+// container has itself.
 func allDevices() (devs []specs.LinuxDevice, err error) {
 	own := map[string]bool{"pts": true, "shm": true, "fd": true, "mqueue": true, "console": true, "ptmx": true}
 	entries, err := os.ReadDir("/dev")

@@ -18,11 +18,11 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// measured names the cgroup of something that runs.
+// measured is a pod to measure, with its cgroup.
 type measured struct {
-	cgroup string // below the runtime's root
+	cgroup string // relative to the runtime's root
 	pod    agent.PodUsage
-	pid    int // a process in the pod's network namespace; 0 when it has none of its own
+	pid    int // a process in the pod's network namespace; 0 for the host's network
 	inside []insideUsage
 }
 
@@ -50,7 +50,7 @@ func (r *Runtime) MeasureUsage(ctx context.Context) (*agent.UsageSnapshot, error
 			c.container.Usage = m.usage(c.cgroup)
 			p.pod.Containers = append(p.pod.Containers, c.container)
 		}
-		if p.pod.HasCPU || p.pod.HasMemory { // it has not ended meanwhile
+		if p.pod.HasCPU || p.pod.HasMemory { // the pod has not ended meanwhile
 			out.Pods = append(out.Pods, p.pod)
 		}
 	}
@@ -60,7 +60,7 @@ func (r *Runtime) MeasureUsage(ctx context.Context) (*agent.UsageSnapshot, error
 	return out, nil
 }
 
-// running lists the sandboxes that are ready and the containers that run in them, in an order that lasts.
+// running returns the ready sandboxes and their running containers, sorted by name.
 func (r *Runtime) running() []*measured {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,14 +94,14 @@ func (r *Runtime) running() []*measured {
 	return all
 }
 
-// meter reads the figures of cgroups. All files go through one buffer: a reading leaves next to no garbage.
+// meter reads usage from cgroups. It reuses one buffer for all files to produce little garbage.
 type meter struct {
 	tree *cgroupTree
 	buf  [16 << 10]byte // memory.stat has 2 to 4 KiB
-	err  error          // the first that is not about something that has gone
+	err  error          // the first error, except for cgroups that no longer exist
 }
 
-// read returns a file, valid until the next read; nil when none exists.
+// read returns the content of a file, valid until the next read; nil if the file does not exist.
 func (m *meter) read(path ...string) []byte {
 	name := filepath.Join(path...)
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -123,20 +123,20 @@ func (m *meter) read(path ...string) []byte {
 			return m.buf[:n]
 		}
 	}
-	// A cgroup that goes while it is read answers ENODEV.
+	// Reading a cgroup that is being removed fails with ENODEV.
 	if m.err == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENODEV) {
 		m.err = fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }
 
-// number is a file that holds one number; false also for "max", which is none.
+// number reads a file with one number. It returns false for other content, such as "max".
 func (m *meter) number(path ...string) (uint64, bool) {
 	n, err := strconv.ParseUint(string(bytes.TrimSpace(m.read(path...))), 10, 64)
 	return n, err == nil
 }
 
-// usage reads a cgroup below the runtime's root.
+// usage returns the usage of a cgroup, given relative to the runtime's root.
 func (m *meter) usage(name string) agent.Usage {
 	u := agent.Usage{At: time.Now()}
 	at := func(mount string) string {
@@ -181,8 +181,9 @@ func (m *meter) memoryV2(u *agent.Usage, dir string) {
 	u.SwapLimit, u.HasSwapLimit = m.number(dir, "memory.swap.max")
 }
 
-// memoryStat reads memory.stat: what is resident has another name in each version, and v1 says "total_" where it counts
-// what is below a group too, and swap.
+// memoryStat reads memory.stat. The key of resident memory differs between cgroup v1 and v2. With
+// v1, the prefix "total_" selects the values that include child cgroups, and the file also contains
+// the swap usage.
 func (m *meter) memoryStat(u *agent.Usage, dir, resident, prefix string) {
 	var inactive uint64
 	m.stat(m.read(dir, "memory.stat"), func(line []byte, n uint64) {
@@ -206,7 +207,7 @@ func (m *meter) memoryStat(u *agent.Usage, dir, resident, prefix string) {
 	u.WorkingSet = less(u.Memory, inactive)
 }
 
-// unlimited is from where on cgroup v1 means that there is no limit.
+// unlimited is the value from which a cgroup v1 limit means no limit.
 const unlimited = 1 << 62
 
 func (m *meter) memoryV1(u *agent.Usage, dir string) {
@@ -223,8 +224,8 @@ func (m *meter) memoryV1(u *agent.Usage, dir string) {
 	}
 }
 
-// machine is all that runs: the root of the hierarchies for processors, the kernel's own account for memory, of which
-// the root of cgroup v2 has none.
+// machine returns the usage of the whole machine. CPU usage comes from the root cgroup. Memory
+// comes from /proc/meminfo, because the root of cgroup v2 has no memory accounting.
 func (m *meter) machine() agent.Usage {
 	u := agent.Usage{At: time.Now()}
 	if m.tree.unified {
@@ -267,12 +268,14 @@ func (m *meter) stat(text []byte, f func(key []byte, n uint64)) {
 	}
 }
 
-// network reads what has passed the interfaces of a process's network namespace, its loopback aside.
+// network returns the traffic of the interfaces in a process's network namespace, except the
+// loopback.
 func (m *meter) network(pid int) []agent.InterfaceUsage {
 	return interfaces(m.read("/proc", strconv.Itoa(pid), "net", "dev"))
 }
 
-// interfaces reads lines "name: bytes packets errs drop fifo frame compressed multicast", and the same eight sent.
+// interfaces parses /proc/net/dev: "name: bytes packets errs drop fifo frame compressed multicast",
+// then eight sent counters.
 func interfaces(text []byte) (out []agent.InterfaceUsage) {
 	for line := range bytes.Lines(text) {
 		name, rest, ok := bytes.Cut(line, []byte(":"))
@@ -281,7 +284,7 @@ func interfaces(text []byte) (out []agent.InterfaceUsage) {
 			continue
 		}
 		n := func(i int) uint64 {
-			v, _ := strconv.ParseUint(string(f[i]), 10, 64) // the kernel writes numbers
+			v, _ := strconv.ParseUint(string(f[i]), 10, 64) // the kernel writes valid numbers
 			return v
 		}
 		out = append(out, agent.InterfaceUsage{Name: string(name), Received: n(0), ReceiveErrors: n(2), Sent: n(8), SendingErrors: n(10)})

@@ -21,8 +21,8 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// Paths of /proc and /sys that tell or change too much, unless the request says
-// otherwise.
+// The paths of /proc and /sys that expose or change too much. They are hidden or read-only unless
+// the request has its own lists.
 var (
 	maskedPaths = []string{"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys",
 		"/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi",
@@ -30,8 +30,8 @@ var (
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
-// addMounts sets the container's mounts: the kernel's file systems, the sandbox's
-// files, the image's volumes and what the request lists, shallow ones first.
+// addMounts sets the container's mounts: kernel file systems, the sandbox's files, the image's
+// volumes and the requested mounts. Mounts are sorted by depth, so that parents come first.
 func (in *specInput) addMounts(b *bundle.Create) error {
 	requested := map[string]bool{}
 	for _, m := range in.config.GetMounts() {
@@ -55,8 +55,7 @@ func (in *specInput) addMounts(b *bundle.Create) error {
 		shm = "/dev/shm"
 	}
 	add(specs.Mount{Destination: "/dev/shm", Type: "bind", Source: shm, Options: []string{"rbind", "rprivate", "rw"}})
-	// The upper layer is as good a place for an image's volumes as any, as long as
-	// it can be written.
+	// With a writable root, image volumes stay in the container's upper layer.
 	if in.security().GetReadonlyRootfs() {
 		for i, v := range in.image.Volumes {
 			v = filepath.Clean("/" + v)
@@ -109,7 +108,7 @@ func (in *specInput) kernelMounts() []specs.Mount {
 	}
 }
 
-// defaultTerminals is how many pseudoterminals a container may have whose request does not say.
+// defaultTerminals is the limit of pseudoterminals if the request has no limit.
 const defaultTerminals = 256
 
 // terminals returns how many pseudoterminals the container may have open.
@@ -121,8 +120,8 @@ func (in *specInput) terminals() int {
 	return n
 }
 
-// requestedMount translates one mount of the request. A host path that does not
-// exist is made, as a folder.
+// requestedMount converts one mount of the request. It creates the host path as a directory if it
+// does not exist.
 func requestedMount(m *cri.Mount) (specs.Mount, error) {
 	fail := func(format string, args ...any) (specs.Mount, error) {
 		return specs.Mount{}, fmt.Errorf("mount %s: %w", m.GetContainerPath(), fmt.Errorf(format, args...))
@@ -177,11 +176,13 @@ func requestedMount(m *cri.Mount) (specs.Mount, error) {
 	return specs.Mount{Destination: filepath.Clean(m.GetContainerPath()), Type: "bind", Source: source, Options: options}, nil
 }
 
-// restrictions are what the mount at a path forbids, so that the container's mount forbids it too: libcontainer sets the options
-// of that one anew. A part of a mount has none, nor has a tmpfs: those of the node's own are not meant for pods.
+// restrictions returns the options nosuid, nodev and noexec of the mount at path. The container's
+// mount needs them explicitly, because libcontainer replaces the options of a bind mount. A path
+// that is not a mount point has none. Those of a tmpfs are ignored, because the node's own tmpfs
+// options are not meant for pods.
 func restrictions(path string) ([]string, error) {
 	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, 0, &st) // no server is asked
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, 0, &st) // does not contact a file server
 	if err != nil || st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
 		return nil, err
 	}
@@ -199,7 +200,7 @@ func restrictions(path string) ([]string, error) {
 	return has, nil
 }
 
-// addDevices gives the devices of the request, or all of them to the privileged.
+// addDevices adds the requested devices, and all host devices for a privileged container.
 func (in *specInput) addDevices(l *specs.Linux) error {
 	if in.privileged() {
 		devs, err := allDevices()
@@ -224,7 +225,7 @@ func (in *specInput) addDevices(l *specs.Linux) error {
 		if err != nil {
 			return err
 		}
-		for _, dev := range devs { // what the request says of a path counts more than what the host has there
+		for _, dev := range devs { // a requested device replaces a host device with the same path
 			l.Devices = slices.DeleteFunc(l.Devices, func(o specs.LinuxDevice) bool { return o.Path == dev.Path })
 			l.Devices = append(l.Devices, dev)
 		}
@@ -235,7 +236,7 @@ func (in *specInput) addDevices(l *specs.Linux) error {
 	return nil
 }
 
-// addProfiles sets masked paths, seccomp and AppArmor.
+// addProfiles sets the masked paths, seccomp and AppArmor.
 func (in *specInput) addProfiles(b *bundle.Create) error {
 	sc := in.security()
 	if !in.privileged() {
@@ -259,7 +260,7 @@ func (in *specInput) addProfiles(b *bundle.Create) error {
 	return nil
 }
 
-// maxProfile bounds what is read of a seccomp profile.
+// maxProfile bounds the bytes read of a seccomp profile.
 const maxProfile = 1 << 20
 
 func (in *specInput) addSeccomp(b *bundle.Create) error {
@@ -272,7 +273,7 @@ func (in *specInput) addSeccomp(b *bundle.Create) error {
 		b.DefaultSeccomp = true
 	case cri.SecurityProfile_Localhost:
 		ref := p.GetLocalhostRef()
-		// Requests may name the file below the folder, or with it.
+		// Requests may contain the path relative to the directory, or the full path.
 		ref = strings.TrimPrefix(ref, in.seccompDir+"/")
 		f, err := safepath.OpenRegularInRoot(in.seccompDir, ref)
 		if err != nil {

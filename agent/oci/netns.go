@@ -13,24 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inThread runs f on a thread that may change its namespaces and cgroups and dies
-// when f returns. The process' first thread cannot die, so it is never used.
+// inThread runs f on a thread that may change its namespaces and cgroups. The thread exits when f
+// returns. The process's first thread cannot exit, so it is never used.
 func inThread(f func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			done <- inThread(f) // while this one is held, that gets another
+			done <- inThread(f) // this thread stays locked meanwhile, so the call gets another one
 			runtime.UnlockOSThread()
 			return
 		}
-		done <- f() // never unlocked: the runtime throws the thread away
+		done <- f() // never unlocked: the Go runtime destroys the thread
 	}()
 	return <-done
 }
 
-// makeNetns makes a network namespace with its loopback up and pins it at path: it
-// lives until it is unpinned and its last process has gone.
+// makeNetns creates a network namespace with its loopback up and pins it by a bind mount at path.
+// It exists until the mount is removed and its last process has exited.
 func makeNetns(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o444)
 	if err != nil {
@@ -60,8 +60,9 @@ func makeNetns(path string) error {
 	return nil
 }
 
-// ignoreRedirects has interfaces that are made in the thread's network namespace ignore ICMP redirects, by which another pod
-// could draw traffic to itself. The pod's own sysctls are set afterwards.
+// ignoreRedirects disables ICMP redirects for interfaces in the thread's network namespace. With
+// redirects, another pod could divert traffic to itself. The pod's own sysctls are set later and
+// may override it.
 func ignoreRedirects() error {
 	for _, family := range []string{"ipv4", "ipv6"} {
 		for _, which := range []string{"all", "default"} {
@@ -88,8 +89,8 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr)
 }
 
-// removeUnpinned removes the file of an agent that was killed before it pinned its namespace there: network plugins know what
-// to do where none exists, and stumble over what is none.
+// removeUnpinned removes the file at path if no namespace is mounted on it: the agent was killed in
+// between. Network plugins handle a missing namespace, but fail on a regular file.
 func removeUnpinned(path string) error {
 	var on unix.Statfs_t
 	err := unix.Statfs(path, &on)
@@ -102,12 +103,12 @@ func removeUnpinned(path string) error {
 	return ignoreMissing(os.Remove(path))
 }
 
-// removeNetns unpins; safe when there is nothing.
+// removeNetns unmounts and removes a pinned network namespace; safe if it does not exist.
 func removeNetns(path string) error {
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if err == unix.EINVAL || err == unix.ENOENT {
-			break // not mounted (any more)
+			break // not mounted any more
 		}
 		if err != nil {
 			return fmt.Errorf("unpin network namespace %s: %w", path, err)
@@ -116,8 +117,8 @@ func removeNetns(path string) error {
 	return ignoreMissing(os.Remove(path))
 }
 
-// PortForward implements agent.Runtime: conn is joined to 127.0.0.1:port (or ::1)
-// of the sandbox. It returns when both directions have ended.
+// PortForward implements agent.Runtime. It connects conn to 127.0.0.1:port (or ::1) in the sandbox,
+// and returns when both directions have ended.
 func (r *Runtime) PortForward(ctx context.Context, sandboxID string, port int32, conn io.ReadWriteCloser) error {
 	defer conn.Close()
 	if err := r.wait(ctx); err != nil {
@@ -147,7 +148,7 @@ func (r *Runtime) PortForward(ctx context.Context, sandboxID string, port int32,
 		sent <- err
 	}()
 	_, err = io.Copy(conn, inside)
-	conn.Close() // nothing more will be answered: who still sends need not wait
+	conn.Close() // there will be no more responses, so stop reading from the client
 	<-sent
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -155,8 +156,8 @@ func (r *Runtime) PortForward(ctx context.Context, sandboxID string, port int32,
 	return err
 }
 
-// dialInside connects to a port on localhost of a network namespace. A socket
-// belongs to the namespace of the thread that made it, wherever it is used.
+// dialInside connects to a localhost port in a network namespace; netns "" is the host's. A socket
+// belongs to the namespace of the thread that created it, whichever thread uses it.
 func dialInside(ctx context.Context, netns string, port int32) (net.Conn, error) {
 	if port <= 0 || port > 65535 {
 		return nil, fmt.Errorf("port %d is out of range", port)
@@ -201,7 +202,7 @@ func dialOne(ctx context.Context, netns string, addr unix.Sockaddr) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	// Localhost answers or refuses at once; the timeout is for a full backlog.
+	// Localhost accepts or refuses at once; the timeout is for a full backlog.
 	timeout := 10 * time.Second
 	if d, ok := ctx.Deadline(); ok {
 		timeout = min(timeout, max(time.Until(d), time.Millisecond))
@@ -218,8 +219,8 @@ func dialOne(ctx context.Context, netns string, addr unix.Sockaddr) (net.Conn, e
 	return net.FileConn(f)
 }
 
-// installPause copies pause into the folder that becomes its root, unless the same
-// is there: it is running from it.
+// installPause copies the pause binary into root, its future root directory. It keeps an identical
+// binary, because running pause processes use it.
 func installPause(from, root string) error {
 	want, err := os.ReadFile(from)
 	if err != nil {

@@ -1,11 +1,10 @@
-// Package oci is Keelson's container runtime: the verbs of CRI v1 on top of one
-// small shim process per pod and libcontainer, which lives in a binary of its own.
+// Package oci is Keelson's container runtime. It implements the operations of CRI v1 with one small
+// shim process per pod, and with libcontainer in a separate binary.
 //
-// The agent may be killed at any moment: what it makes is described in RunDir
-// before it is made, shims keep containers, their output and their exit codes,
-// and Run adopts or removes whatever it finds. Shims and records may be of another
-// release: both sides speak in versions. How containers ended lies in StateDir and
-// outlives a power cut.
+// The agent may be killed at any time. Therefore each object is recorded in RunDir before it is
+// created. Shims keep containers, their output and their exit codes. Run adopts or removes
+// everything that it finds. Shims and records may be of another release: both have versions. How
+// containers ended is stored in StateDir and survives a power failure.
 package oci
 
 import (
@@ -28,22 +27,22 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// Config says where the runtime keeps its things and what it is given.
+// Config is the configuration of a Runtime.
 type Config struct {
-	StateDir   string   // survives a reboot: how containers ended, and what containers write
-	RunDir     string   // emptied by a reboot: records of sandboxes and containers, sockets, network namespaces, bundles
-	ShimPath   string   // keelson-shim
-	OCIPath    string   // keelson-oci
-	PausePath  string   // keelson-pause
-	CgroupRoot string   // cgroup below which every pod lives, from the root of each hierarchy: "/keelson"
-	Handlers   []string // more names by which RuntimeClasses may ask for this runtime, which is "keelson" and "runc" anyway
+	StateDir   string   // survives a reboot: how containers ended, and their writable files
+	RunDir     string   // emptied by a reboot: records, sockets, network namespaces, bundles
+	ShimPath   string   // path of keelson-shim
+	OCIPath    string   // path of keelson-oci
+	PausePath  string   // path of keelson-pause
+	CgroupRoot string   // parent cgroup of all pods, from the root of each hierarchy: "/keelson"
+	Handlers   []string // handler names for RuntimeClasses, in addition to "keelson" and "runc"
 	Images     agent.Images
 	Network    agent.Network
 	Logger     *slog.Logger
 
-	CDI         []string // folders of device descriptions; nil = /etc/cdi and /var/run/cdi
-	LogMaxSize  int64    // bytes of a container's log before it is rotated; 0 = 10 MiB
-	LogMaxFiles int      // files kept of each log, the live one included; 0 = 5
+	CDI         []string // directories of CDI specifications; nil = /etc/cdi and /var/run/cdi
+	LogMaxSize  int64    // size in bytes at which a container's log is rotated; 0 = 10 MiB
+	LogMaxFiles int      // number of files of each log, including the current one; 0 = 5
 }
 
 // Runtime implements agent.Runtime.
@@ -54,20 +53,20 @@ type Runtime struct {
 	spawner *spawner
 	host    hostFacts
 
-	ready   chan struct{} // closed once an earlier run's things are adopted
+	ready   chan struct{} // closed when the sandboxes of an earlier agent process are adopted
 	oomOnce sync.Once
 
-	mu         sync.Mutex // guards the maps and the fields of sandbox and ctr marked so
+	mu         sync.Mutex // guards the maps, and the fields of sandbox and ctr that are marked
 	sandboxes  map[string]*sandbox
 	containers map[string]*ctr
-	names      map[string]string // what a sandbox or container is called → its id
+	names      map[string]string // name of a sandbox or container → its ID
 	stages     map[string][]agent.StageTime
 	listeners  map[chan agent.RuntimeEvent]struct{}
 	background sync.WaitGroup
-	stopping   chan struct{} // closed when Run is about to end
+	stopping   chan struct{} // closed when Run is about to return
 
-	ends        []*ctr        // guarded by mu: ended, and not yet kept on disk
-	endsWaiting chan struct{} // capacity 1: there are some
+	ends        []*ctr        // guarded by mu: ended containers for keepEnds
+	endsWaiting chan struct{} // capacity 1: signals that ends is not empty
 }
 
 var (
@@ -75,7 +74,7 @@ var (
 	_ agent.MeasuredRuntime = (*Runtime)(nil)
 )
 
-// New checks nothing and starts nothing.
+// New returns a Runtime with defaults applied. It checks nothing and starts nothing.
 func New(cfg Config) *Runtime {
 	if cfg.LogMaxSize == 0 {
 		cfg.LogMaxSize = 10 << 20
@@ -97,9 +96,9 @@ func New(cfg Config) *Runtime {
 	}
 }
 
-// Run adopts what an earlier run left, removes what nobody can own any more, and
-// serves until ctx ends. Verbs called earlier wait. Containers keep running after
-// it has returned. It can be called once.
+// Run adopts the sandboxes of an earlier agent process, removes remains, and serves until ctx ends.
+// Operations called earlier wait for the adoption. Containers keep running after it returns. It can
+// be called once.
 func (r *Runtime) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -109,7 +108,8 @@ func (r *Runtime) Run(ctx context.Context) error {
 			return fmt.Errorf("prepare the runtime's folders: %w", err)
 		}
 	}
-	// What containers leave there, set-user-id programs among it, is not for the host's users.
+	// Files of containers, such as set-user-id programs, must not be accessible to the host's
+	// users.
 	if err := os.Chmod(r.cfg.StateDir, 0o700); err != nil {
 		return fmt.Errorf("prepare the runtime's folders: %w", err)
 	}
@@ -148,7 +148,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 	return nil
 }
 
-// leave lets a sandbox's shim be.
+// leave disconnects from a sandbox's shim, which keeps running.
 func (r *Runtime) leave(s *sandbox) {
 	r.mu.Lock()
 	shim := s.shim
@@ -158,7 +158,7 @@ func (r *Runtime) leave(s *sandbox) {
 	}
 }
 
-// wait blocks until Run has adopted what there was.
+// wait blocks until Run has finished the adoption, or ctx ends.
 func (r *Runtime) wait(ctx context.Context) error {
 	select {
 	case <-r.ready:
@@ -168,9 +168,10 @@ func (r *Runtime) wait(ctx context.Context) error {
 	}
 }
 
-// Where things lie. An empty id gives the folder of them all.
+// The paths of objects. An empty id gives the directory of all objects of the kind.
 
-// Records are of processes that do not outlive a reboot, and neither need they: they lie where files cost least.
+// Records are in RunDir, which is usually a tmpfs: the processes that they describe do not survive
+// a reboot either.
 
 func (r *Runtime) sandboxDir(id string) string { return filepath.Join(r.cfg.RunDir, "sandboxes", id) }
 func (r *Runtime) containerDir(id string) string {
@@ -179,20 +180,21 @@ func (r *Runtime) containerDir(id string) string {
 func (r *Runtime) exitFile(id string) string  { return filepath.Join(r.containerDir(id), "exit") }
 func (r *Runtime) netnsPath(id string) string { return filepath.Join(r.cfg.RunDir, "netns", id) }
 
-// imageVolumes holds what a container writes to folders that its image declares as volumes.
+// imageVolumes returns the directory for the volumes that a container's image declares.
 func (r *Runtime) imageVolumes(id string) string {
 	return filepath.Join(r.cfg.StateDir, "volumes", id)
 }
 
-// etcDir holds the files of a sandbox that its containers may write: on a disk, whose use can be measured, and not
-// on a tmpfs that takes the node's memory.
+// etcDir returns the directory of a sandbox's files that its containers may write. It is on disk,
+// where usage is measured, and not on a tmpfs, which would use the node's memory.
 func (r *Runtime) etcDir(id string) string { return filepath.Join(r.cfg.StateDir, "etc", id) }
 
 func (r *Runtime) libcontainerDir() string { return filepath.Join(r.cfg.RunDir, "libcontainer") }
 func (r *Runtime) pauseRoot() string       { return filepath.Join(r.cfg.RunDir, "pause") }
 
-// Written lists the folders on disk that a container writes to, beside its volumes and its log: its own layer, the
-// volumes of its image, and what it shares with the other containers of its sandbox.
+// Written returns the directories on disk that a container writes to, except its volumes and its
+// log. own are its layer and its image volumes. shared are directories that it shares with the
+// other containers of its sandbox.
 func (r *Runtime) Written(containerID string) (own, shared []string) {
 	c, err := r.container(containerID)
 	if err != nil {
@@ -221,7 +223,7 @@ func (r *Runtime) Events(ctx context.Context) <-chan agent.RuntimeEvent {
 	return ch
 }
 
-// announce tells listeners; one that does not keep up misses it and lists later.
+// announce sends an event to all listeners. A slow listener misses it and has to list again.
 func (r *Runtime) announce(e agent.RuntimeEvent) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -248,7 +250,7 @@ func notFound(what, id string) error {
 	return status.Errorf(codes.NotFound, "%s %q not found", what, id)
 }
 
-// sandbox finds a sandbox by its id.
+// sandbox returns the sandbox with this ID, or a NotFound error.
 func (r *Runtime) sandbox(id string) (*sandbox, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -258,7 +260,7 @@ func (r *Runtime) sandbox(id string) (*sandbox, error) {
 	return nil, notFound("sandbox", id)
 }
 
-// container finds a container by its id.
+// container returns the container with this ID, or a NotFound error.
 func (r *Runtime) container(id string) (*ctr, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -268,7 +270,7 @@ func (r *Runtime) container(id string) (*ctr, error) {
 	return nil, notFound("container", id)
 }
 
-// ignoreMissing drops the error of removing what is not there.
+// ignoreMissing returns nil for a "does not exist" error, else err.
 func ignoreMissing(err error) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

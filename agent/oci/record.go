@@ -19,12 +19,13 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// recordVersion is written into records. Fields are added under new names and never change their meaning; who reads
-// skips those it does not know, and those that are missing are zero. So a release reads the records of others.
+// recordVersion is the version in new records. Fields may be added but never change their meaning.
+// Readers skip unknown fields and treat missing fields as zero, so a release can read the records
+// of other releases.
 const recordVersion = 1
 
-// sandboxRecord is what is known of a sandbox on disk. It is written before
-// anything is made and again when its state changes.
+// sandboxRecord is the record of a sandbox on disk. It is written before anything is created, and
+// again when its state changes.
 type sandboxRecord struct {
 	Version  int          `json:"version"`
 	ID       string       `json:"id"`
@@ -35,16 +36,16 @@ type sandboxRecord struct {
 	IPs      []string     `json:"ips,omitempty"`
 	PausePID int          `json:"pausePID,omitempty"`
 	ShimPID  int          `json:"shimPID,omitempty"`
-	Boot     string       `json:"boot"` // boot in which its processes ran
+	Boot     string       `json:"boot"` // boot ID of the machine while its processes ran
 }
 
-// containerRecord is the same of a container. How it ended is in a file of its
-// own, which the shim writes.
+// containerRecord is the record of a container on disk. The shim stores how it ended in a separate
+// file.
 type containerRecord struct {
 	Version  int            `json:"version"`
 	ID       string         `json:"id"`
 	Sandbox  string         `json:"sandbox"`
-	State    ContainerState `json:"state"` // creating, created or running; how it ended is the shim's to say
+	State    ContainerState `json:"state"` // creating, created or running, never exited: the shim's file has the end
 	Config   []byte         `json:"config"`
 	Created  int64          `json:"created"`
 	Started  int64          `json:"started,omitempty"`
@@ -52,18 +53,19 @@ type containerRecord struct {
 	ImageRef string         `json:"imageRef"`
 	Cgroup   string         `json:"cgroup"`
 	Log      string         `json:"log,omitempty"`
-	Stop     int            `json:"stop"`              // signal
-	SharePID bool           `json:"sharePID"`          // its end leaves its children alive
+	Stop     int            `json:"stop"`              // stop signal
+	SharePID bool           `json:"sharePID"`          // its child processes survive its first process
 	Process  *specs.Process `json:"process,omitempty"` // template for exec
 	User     bundle.Answer  `json:"user"`
 
-	// StartError is why the container cannot be started, empty if it can. A release without this field finds no
-	// process of the container and ends it.
+	// StartError is why the container cannot be started; empty if it can. A release without this
+	// field finds no process and marks the container as ended.
 	StartError string `json:"startError,omitempty"`
 }
 
-// unend takes back that the container has ended: whoever reads that would believe it without knowing how. Records of
-// earlier releases say so of a container that ended before its start was noted.
+// unend replaces the state exited by running: a reader would trust it without knowing the exit
+// code. Records of earlier releases contain exited for a container that ended before its start was
+// recorded.
 func (rec *containerRecord) unend() {
 	if rec.State == ContainerExited {
 		rec.State = ContainerRunning
@@ -78,14 +80,16 @@ type exitRecord struct {
 	OOM      bool
 }
 
-// newID returns 256 random bits as 64 hexadecimal digits: log shippers expect that many in the names of log files.
+// newID returns 256 random bits as 64 hexadecimal digits, the length that log shippers expect in
+// log file names.
 func newID() string {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
-// saveJSON writes a record. It is not synced: processes that a record speaks of do not outlive a power cut either.
+// saveJSON writes a record atomically. It does not sync it, because the processes in the record do
+// not survive a power failure either.
 func saveJSON(path string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -124,7 +128,8 @@ func decodeContainerConfig(b []byte) (*cri.ContainerConfig, error) {
 	return &c, nil
 }
 
-// parseExit reads the shim's record: "code finished started [oom]". What a later release adds comes after that.
+// parseExit parses the shim's record of an end: "code finished started [oom]". Later releases may
+// append fields.
 func parseExit(b []byte) (exitRecord, error) {
 	line, _, _ := strings.Cut(string(b), "\n")
 	f := strings.Fields(line)
@@ -144,7 +149,7 @@ func parseExit(b []byte) (exitRecord, error) {
 	return e, nil
 }
 
-// bootID tells this boot from others.
+// bootID returns the ID of the current boot of the machine; "" if unknown.
 func bootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

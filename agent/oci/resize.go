@@ -32,7 +32,7 @@ func (r *Runtime) UpdateContainerResources(ctx context.Context, q *cri.UpdateCon
 	if err := r.cgroups.update(c.rec.Cgroup, r.cgroups.limits(q.GetLinux(), r.host.swapAccounting())); err != nil {
 		return nil, fmt.Errorf("update container %s: %w", c.rec.ID, err)
 	}
-	// The record has it in the config: so does a release that knows nothing of updates find it.
+	// Store the resources in the record's config, so that an older release finds them too.
 	config := proto.CloneOf(c.config)
 	if config.Linux == nil {
 		config.Linux = &cri.LinuxContainerConfig{}
@@ -67,14 +67,14 @@ func (r *Runtime) UpdatePodSandboxResources(ctx context.Context, q *cri.UpdatePo
 	if state != SandboxReady {
 		return nil, status.Errorf(codes.FailedPrecondition, "update sandbox %s: it is %s", s.rec.ID, state)
 	}
-	// Swap is limited in the containers alone, as when they are made.
+	// Swap is limited in the containers' cgroups only, as at creation.
 	if err := r.cgroups.update(s.cgroup(), r.cgroups.limits(q.GetResources(), false)); err != nil {
 		return nil, fmt.Errorf("update sandbox %s: %w", s.rec.ID, err)
 	}
 	return &cri.UpdatePodSandboxResourcesResponse{}, nil
 }
 
-// resources are what the container was made with, or given since.
+// resources returns the container's current resources: the last update, or those at creation.
 func (c *ctr) resources() *cri.LinuxContainerResources {
 	if r := c.updated.Load(); r != nil {
 		return r
@@ -82,7 +82,7 @@ func (c *ctr) resources() *cri.LinuxContainerResources {
 	return c.config.GetLinux().GetResources()
 }
 
-// withLimits are the resources of a container after an update.
+// withLimits returns the resources before with the CPU and memory limits of want.
 func withLimits(before, want *cri.LinuxContainerResources) *cri.LinuxContainerResources {
 	have := &cri.LinuxContainerResources{}
 	if before != nil {
@@ -93,10 +93,11 @@ func withLimits(before, want *cri.LinuxContainerResources) *cri.LinuxContainerRe
 	return have
 }
 
-// noLimit lifts a limit of CPU or memory.
+// noLimit removes a limit of CPU or memory.
 const noLimit = -1
 
-// limits are what an update sets. swap says that memory and swap together are limited too, to the same: no swap.
+// limits returns the cgroup settings of an update. With swap, memory plus swap is limited to the
+// memory limit too, so no swap can be used.
 func (t *cgroupTree) limits(r *cri.LinuxContainerResources, swap bool) *cgroups.Resources {
 	res := &cgroups.Resources{SkipDevices: true, MemoryCheckBeforeUpdate: true}
 	if t.controllers["cpu"] != "" {
@@ -121,7 +122,7 @@ func (t *cgroupTree) limits(r *cri.LinuxContainerResources, swap bool) *cgroups.
 	return res
 }
 
-// update changes the limits of a cgroup that is there.
+// update changes the limits of an existing cgroup.
 func (t *cgroupTree) update(name string, res *cgroups.Resources) error {
 	if err := t.checkMemory(name, res); err != nil {
 		return err
@@ -137,8 +138,8 @@ func (t *cgroupTree) update(name string, res *cgroups.Resources) error {
 	return nil
 }
 
-// checkMemory refuses a limit below what is in use, before anything is changed. Of cgroup v2 the kernel would end
-// processes until the limit holds.
+// checkMemory returns an error for a limit below the current usage, before anything is changed.
+// With cgroup v2, the kernel would kill processes until the limit holds.
 func (t *cgroupTree) checkMemory(name string, res *cgroups.Resources) error {
 	if res.Memory <= 0 {
 		return nil
@@ -161,7 +162,7 @@ func (t *cgroupTree) checkMemory(name string, res *cgroups.Resources) error {
 	return nil
 }
 
-// readNumber reads a file of the kernel with one number in it; "max" is none.
+// readNumber reads a kernel file with one number. ok is false for "max", which means no limit.
 func readNumber(file string) (n int64, ok bool, err error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -173,7 +174,7 @@ func readNumber(file string) (n int64, ok bool, err error) {
 	}
 	n, err = strconv.ParseInt(text, 10, 64)
 	if errors.Is(err, strconv.ErrRange) {
-		return 0, false, nil // beyond any memory
+		return 0, false, nil // larger than any memory
 	}
 	if err != nil {
 		return 0, false, fmt.Errorf("read %s: %w", file, err)

@@ -27,17 +27,18 @@ import (
 
 // sandbox is one pod's sandbox.
 type sandbox struct {
-	// life orders the verbs that change the sandbox: run, stop, remove. It is taken before op.
+	// life serializes the operations that change the sandbox: run, stop, remove. It is locked
+	// before op.
 	life sync.Mutex
-	// op keeps a sandbox from being taken apart while a container is created in it: creators share it,
-	// who takes the sandbox apart holds it alone.
+	// op prevents teardown while a container is created in the sandbox: creators hold the read
+	// lock, teardown holds the write lock.
 	op sync.RWMutex
 
-	etc    sync.Mutex    // of its files
-	rec    sandboxRecord // its State, IPs and PausePID are guarded by Runtime.mu
+	etc    sync.Mutex    // guards the sandbox's /etc files
+	rec    sandboxRecord // State, IPs and PausePID are guarded by Runtime.mu
 	lost   bool          // guarded by Runtime.mu: pause or the shim ended before the sandbox was ready
 	config *cri.PodSandboxConfig
-	shim   *shimClient // guarded by Runtime.mu; nil when none exists
+	shim   *shimClient // guarded by Runtime.mu; nil if not connected
 }
 
 func (s *sandbox) namespaces() *cri.NamespaceOption {
@@ -46,7 +47,7 @@ func (s *sandbox) namespaces() *cri.NamespaceOption {
 
 func (s *sandbox) hostNetwork() bool { return s.namespaces().GetNetwork() == cri.NamespaceMode_NODE }
 
-// cgroup is the pod's cgroup, below the runtime's root.
+// cgroup returns the pod's cgroup, relative to the runtime's root.
 func (s *sandbox) cgroup() string {
 	if p := s.config.GetLinux().GetCgroupParent(); p != "" {
 		return filepath.Join("/", p)
@@ -67,7 +68,8 @@ func (s *sandbox) networkRequest(r *Runtime) agent.NetworkRequest {
 	return q
 }
 
-// The annotations that limit a pod's bandwidth, and what they may be, in bits a second, as with Kubernetes.
+// The annotations that limit a pod's bandwidth in bits per second, and the range of their values,
+// as in Kubernetes.
 const (
 	ingressBandwidth = "kubernetes.io/ingress-bandwidth"
 	egressBandwidth  = "kubernetes.io/egress-bandwidth"
@@ -76,7 +78,7 @@ const (
 	maxQuantity      = 64 // bytes of an annotation
 )
 
-// checkBandwidth refuses annotations that limit nothing.
+// checkBandwidth rejects invalid values of the bandwidth annotations.
 func checkBandwidth(annotations map[string]string) error {
 	for _, name := range []string{ingressBandwidth, egressBandwidth} {
 		v, ok := annotations[name]
@@ -93,7 +95,7 @@ func checkBandwidth(annotations map[string]string) error {
 	return nil
 }
 
-// parseQuantity parses the text of an annotation, unless that would take long.
+// parseQuantity parses the value of an annotation. It rejects values that would take long to parse.
 func parseQuantity(v string) (resource.Quantity, error) {
 	if err := quantitytext.Check(v); err != nil || len(v) > maxQuantity {
 		return resource.Quantity{}, cmp.Or(err, resource.ErrFormatWrong)
@@ -101,7 +103,7 @@ func parseQuantity(v string) (resource.Quantity, error) {
 	return resource.ParseQuantity(v)
 }
 
-// bandwidth reads an annotation that was checked.
+// bandwidth returns the value of a checked bandwidth annotation; 0 if it is not set.
 func bandwidth(v string) int64 {
 	q, err := parseQuantity(v)
 	if err != nil {
@@ -110,8 +112,8 @@ func bandwidth(v string) int64 {
 	return q.Value()
 }
 
-// RunPodSandbox implements agent.Runtime. A repeated request for a sandbox that is
-// ready returns it.
+// RunPodSandbox implements agent.Runtime. A repeated request for a ready sandbox returns that
+// sandbox.
 func (r *Runtime) RunPodSandbox(ctx context.Context, q *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
 	return r.RunPodSandboxEarly(ctx, q, func(string) {})
 }
@@ -143,12 +145,12 @@ func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRe
 		if res, err := r.sameSandbox(ctx, existing); res != nil || err != nil {
 			return res, err
 		}
-		if r.reserveSandbox(s) != nil { // what an earlier request left is gone, but another one was quicker
+		if r.reserveSandbox(s) != nil { // the old remains are gone, but another request was faster
 			return nil, status.Errorf(codes.Aborted, "sandbox of pod %s/%s is being made by another request", config.Metadata.Namespace, config.Metadata.Name)
 		}
 	}
 	if err := r.runSandboxSteps(ctx, s, prepared); err != nil {
-		s.op.Lock() // containers may be in the making
+		s.op.Lock() // containers may be being created
 		defer s.op.Unlock()
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 		defer cancel()
@@ -164,7 +166,8 @@ func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRe
 
 const teardownTimeout = 30 * time.Second
 
-// reserveSandbox registers s under its name, or returns who has the name.
+// reserveSandbox registers s under its name and returns nil, or returns the sandbox that has the
+// name.
 func (r *Runtime) reserveSandbox(s *sandbox) *sandbox {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,9 +180,10 @@ func (r *Runtime) reserveSandbox(s *sandbox) *sandbox {
 	return nil
 }
 
-// sameSandbox answers a repeated request. It answers nothing once the remains of a failed one are gone.
+// sameSandbox handles a repeated request: it returns the ready sandbox. It returns nil after it has
+// removed the remains of a failed sandbox, so that the caller can create a new one.
 func (r *Runtime) sameSandbox(ctx context.Context, existing *sandbox) (*cri.RunPodSandboxResponse, error) {
-	existing.life.Lock() // until the first request has been answered
+	existing.life.Lock() // wait until the first request has returned
 	defer existing.life.Unlock()
 	r.mu.Lock()
 	state := existing.rec.State
@@ -196,7 +200,7 @@ func (r *Runtime) sameSandbox(ctx context.Context, existing *sandbox) (*cri.RunP
 	return nil, status.Errorf(codes.AlreadyExists, "sandbox %s of that pod and attempt exists and is %s", existing.rec.ID, state)
 }
 
-// dropHalf removes a sandbox that was never finished. The caller holds its life.
+// dropHalf removes a sandbox that was never ready. The caller holds its life.
 func (r *Runtime) dropHalf(ctx context.Context, s *sandbox) error {
 	s.op.Lock()
 	defer s.op.Unlock()
@@ -209,14 +213,15 @@ func (r *Runtime) dropHalf(ctx context.Context, s *sandbox) error {
 	return r.dropSandbox(ctx, s)
 }
 
-// dropLater goes on trying to remove what is left of a failed sandbox: nobody else knows of it.
+// dropLater retries in the background to remove the remains of a failed sandbox, which no caller
+// knows.
 func (r *Runtime) dropLater(s *sandbox) {
 	const first, most = time.Second, time.Minute
 	r.background.Go(func() {
 		for pause := first; ; pause = min(2*pause, most) {
 			select {
 			case <-r.stopping:
-				return // the next start removes what it finds in that state
+				return // the next agent process removes sandboxes in that state
 			case <-time.After(pause):
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), teardownTimeout)
@@ -251,7 +256,7 @@ func checkSandboxConfig(c *cri.PodSandboxConfig) error {
 	return nil
 }
 
-// checkSysctl refuses what is not the pod's own.
+// checkSysctl rejects a sysctl that is not confined to the pod's own namespaces.
 func checkSysctl(name string, ns *cri.NamespaceOption) error {
 	dotted := strings.ReplaceAll(name, "/", ".")
 	switch {
@@ -271,8 +276,9 @@ func checkSysctl(name string, ns *cri.NamespaceOption) error {
 	return nil
 }
 
-// runSandboxSteps makes everything. The network is attached while shim, cgroup and
-// files are prepared; pause comes as soon as there is a shim and a namespace.
+// runSandboxSteps creates the sandbox. The network is set up while the shim, cgroup and files are
+// prepared. Pause starts as soon as the shim and the network namespace exist. prepared is called
+// with the sandbox's ID when all but the network is ready.
 func (r *Runtime) runSandboxSteps(ctx context.Context, s *sandbox, prepared func(id string)) error {
 	id := s.rec.ID
 	if err := os.Mkdir(r.sandboxDir(id), 0o711); err != nil {
@@ -299,7 +305,7 @@ func (r *Runtime) runSandboxSteps(ctx context.Context, s *sandbox, prepared func
 			return err
 		})
 	})
-	var g errgroup.Group // all but the network
+	var g errgroup.Group // everything except the network
 	g.Go(func() error { return r.cgroups.make(s.cgroup(), r.cgroups.podResources(s.config)) })
 	g.Go(func() error { return r.sandboxFiles(s) })
 	g.Go(func() error {
@@ -341,7 +347,8 @@ func (r *Runtime) runSandboxSteps(ctx context.Context, s *sandbox, prepared func
 	return r.saveSandbox(&rec)
 }
 
-// advance moves a sandbox that is being made one step on, unless its processes have ended already.
+// advance applies an input to a sandbox that is being created, unless its processes have already
+// ended.
 func (r *Runtime) advance(s *sandbox, in SandboxInput, ips []string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -378,7 +385,7 @@ func (r *Runtime) startPause(ctx context.Context, s *sandbox) error {
 	ns := s.namespaces()
 	m := wire.Pause{Root: r.pauseRoot(), Program: pauseProgram,
 		NewIPC: ns.GetIpc() != cri.NamespaceMode_NODE,
-		NewUTS: !s.hostNetwork(), // as Kubernetes has it: the host's network comes with the host's name
+		NewUTS: !s.hostNetwork(), // as in Kubernetes, the host's network implies the host's name
 		NewPID: ns.GetPid() == cri.NamespaceMode_POD,
 	}
 	if m.NewUTS {
@@ -404,15 +411,15 @@ func (r *Runtime) startPause(ctx context.Context, s *sandbox) error {
 	return nil
 }
 
-// etcNames are the files that a sandbox gives its containers.
+// etcNames are the files of /etc that a sandbox provides to its containers.
 var etcNames = []string{"resolv.conf", "hostname", "hosts"}
 
-// sandboxFiles writes what containers see at /etc and mounts their common /dev/shm.
+// sandboxFiles creates the sandbox's /etc files and mounts its shared /dev/shm.
 func (r *Runtime) sandboxFiles(s *sandbox) error {
 	if err := r.etcFiles(s); err != nil {
 		return err
 	}
-	// The release before this one looks for them here when it makes another container of the sandbox.
+	// The previous release expects the files here when it creates a container in the sandbox.
 	for _, name := range etcNames {
 		if err := os.Symlink(filepath.Join(r.etcDir(s.rec.ID), name),
 			filepath.Join(r.sandboxDir(s.rec.ID), name)); err != nil {
@@ -433,9 +440,10 @@ func (r *Runtime) sandboxFiles(s *sandbox) error {
 	return nil
 }
 
-// etcFiles writes the files of /etc, unless they are there: a sandbox of an earlier release has them elsewhere.
+// etcFiles writes the /etc files, unless they exist. A sandbox of an earlier release has them in
+// another directory.
 func (r *Runtime) etcFiles(s *sandbox) error {
-	s.etc.Lock() // containers may be created side by side
+	s.etc.Lock() // containers may be created concurrently
 	defer s.etc.Unlock()
 	dir := r.etcDir(s.rec.ID)
 	if _, err := os.Stat(dir); err == nil {
@@ -468,8 +476,7 @@ func (r *Runtime) etcFiles(s *sandbox) error {
 	return os.Rename(tmp, dir)
 }
 
-// resolvConf is the resolver configuration for a DNS config; without one the
-// host's file is used.
+// resolvConf returns the resolv.conf for a DNS config; the host's file if the config is empty.
 func resolvConf(d *cri.DNSConfig) ([]byte, error) {
 	if d == nil || len(d.Servers)+len(d.Searches)+len(d.Options) == 0 {
 		b, err := os.ReadFile("/etc/resolv.conf")
@@ -488,7 +495,7 @@ func resolvConf(d *cri.DNSConfig) ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-// stageList collects what was measured, from several goroutines.
+// stageList collects stage durations from several goroutines.
 type stageList struct {
 	mu   sync.Mutex
 	list []agent.StageTime

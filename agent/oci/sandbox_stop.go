@@ -17,8 +17,8 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// StopPodSandbox implements agent.Runtime: containers are killed, the network is
-// given back, the shim ends. How containers ended stays known.
+// StopPodSandbox implements agent.Runtime. It kills the containers, releases the network and shuts
+// down the shim. The records of ended containers stay.
 func (r *Runtime) StopPodSandbox(ctx context.Context, q *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
 	if err := r.alone(ctx, q.GetPodSandboxId(), "stop", r.stopSandbox); err != nil {
 		return nil, err
@@ -26,7 +26,7 @@ func (r *Runtime) StopPodSandbox(ctx context.Context, q *cri.StopPodSandboxReque
 	return &cri.StopPodSandboxResponse{}, nil
 }
 
-// RemovePodSandbox implements agent.Runtime: its containers are removed with it.
+// RemovePodSandbox implements agent.Runtime. It also removes the sandbox's containers.
 func (r *Runtime) RemovePodSandbox(ctx context.Context, q *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse, error) {
 	if err := r.alone(ctx, q.GetPodSandboxId(), "remove", r.dropSandbox); err != nil {
 		return nil, err
@@ -34,7 +34,7 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, q *cri.RemovePodSandboxR
 	return &cri.RemovePodSandboxResponse{}, nil
 }
 
-// alone does something with a sandbox while nobody else does. Of one that is gone nothing is left to do.
+// alone calls do with exclusive access to a sandbox. It returns nil if the sandbox does not exist.
 func (r *Runtime) alone(ctx context.Context, id, verb string, do func(context.Context, *sandbox) error) error {
 	if err := r.wait(ctx); err != nil {
 		return err
@@ -53,7 +53,7 @@ func (r *Runtime) alone(ctx context.Context, id, verb string, do func(context.Co
 	return nil
 }
 
-// containersOf lists a sandbox's containers.
+// containersOf returns the containers of a sandbox.
 func (r *Runtime) containersOf(id string) []*ctr {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -66,8 +66,8 @@ func (r *Runtime) containersOf(id string) []*ctr {
 	return out
 }
 
-// stopSandbox is safe at any point of a sandbox's life and again after a failure.
-// The caller holds s.op alone.
+// stopSandbox stops a sandbox. It is safe in any state, and can be repeated after a failure. The
+// caller holds s.op for writing.
 func (r *Runtime) stopSandbox(ctx context.Context, s *sandbox) error {
 	var errs []error
 	for _, c := range r.containersOf(s.rec.ID) {
@@ -90,7 +90,7 @@ func (r *Runtime) stopSandbox(ctx context.Context, s *sandbox) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err // the shim is still needed, or the network
+		return err // the shim or the network is still needed
 	}
 	r.mu.Lock()
 	shim := s.shim
@@ -106,7 +106,7 @@ func (r *Runtime) stopSandbox(ctx context.Context, s *sandbox) error {
 	return r.setSandbox(s, SandboxStop)
 }
 
-// killRemains kills shim and pause where the shim did not do it.
+// killRemains kills the shim and pause if the shim has not exited by itself.
 func (r *Runtime) killRemains(s *sandbox) {
 	if s.rec.Boot != r.host.boot {
 		return
@@ -115,8 +115,7 @@ func (r *Runtime) killRemains(s *sandbox) {
 	killIfNamed(s.rec.ShimPID, "keelson-shim")
 }
 
-// killIfNamed kills a process that a record speaks of, unless the number belongs to
-// something else by now.
+// killIfNamed kills a recorded process, unless its PID now belongs to a process of another name.
 func killIfNamed(pid int, name string) {
 	if pid <= 1 {
 		return
@@ -131,7 +130,8 @@ func killIfNamed(pid int, name string) {
 	}
 }
 
-// lives says that a process that a record speaks of has not ended. Where that cannot be found out, it has not.
+// lives reports whether a recorded process still runs under this name. It returns true if that
+// cannot be determined.
 func lives(pid int, name string) bool {
 	if pid <= 1 {
 		return false
@@ -140,7 +140,8 @@ func lives(pid int, name string) bool {
 	if err != nil {
 		return !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH)
 	}
-	// "PID (NAME) STATE ...": Z and X have ended. The kernel keeps 15 bytes of a name.
+	// "PID (NAME) STATE ...": in states Z and X it has ended. The kernel truncates names to 15
+	// bytes.
 	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
 	if open < 0 || end+2 >= len(stat) || string(stat[open+1:end]) != name[:min(15, len(name))] {
 		return false
@@ -156,7 +157,7 @@ func unmountShm(dir string) error {
 	return nil
 }
 
-// setSandbox moves the sandbox along its table and saves it.
+// setSandbox applies an input to the sandbox's state, saves a change and announces it.
 func (r *Runtime) setSandbox(s *sandbox, in SandboxInput) error {
 	r.mu.Lock()
 	next, err := s.rec.State.Next(in)
@@ -178,8 +179,8 @@ func (r *Runtime) setSandbox(s *sandbox, in SandboxInput) error {
 	return nil
 }
 
-// dropSandbox stops a sandbox and removes all traces of it. The record goes last:
-// until then another try knows what to do. The caller holds s.op alone.
+// dropSandbox stops a sandbox and removes everything of it. The record is removed last, so that a
+// failed removal can be repeated. The caller holds s.op for writing.
 func (r *Runtime) dropSandbox(ctx context.Context, s *sandbox) error {
 	id := s.rec.ID
 	if err := r.stopSandbox(ctx, s); err != nil {
@@ -214,8 +215,8 @@ func (r *Runtime) dropSandbox(ctx context.Context, s *sandbox) error {
 	return nil
 }
 
-// lastOfCgroup says that no other sandbox lives in the same cgroup: a pod's next
-// sandbox does.
+// lastOfCgroup reports whether no other sandbox uses the same cgroup. The next sandbox of a pod
+// uses the same one.
 func (r *Runtime) lastOfCgroup(s *sandbox) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -227,7 +228,7 @@ func (r *Runtime) lastOfCgroup(s *sandbox) bool {
 	return true
 }
 
-// processEnded is told by the shim of every end.
+// processEnded handles the shim's message that a process has ended.
 func (r *Runtime) processEnded(s *sandbox, e wire.Exited) {
 	if e.Container == "" {
 		r.pauseLost(s)
@@ -241,7 +242,7 @@ func (r *Runtime) processEnded(s *sandbox, e wire.Exited) {
 	r.mu.Lock()
 	starting := c.rec.Started == 0
 	r.mu.Unlock()
-	if starting { // the end has overtaken the answer to the start: the shim's record says when that was
+	if starting { // the end arrived before the response to the start: the shim's file has the start time
 		if written, err := r.readExit(e.Container); err == nil {
 			rec.Started = written.Started
 		}
@@ -249,11 +250,11 @@ func (r *Runtime) processEnded(s *sandbox, e wire.Exited) {
 	r.containerEnded(c, rec)
 }
 
-// pauseLost makes the sandbox NotReady: its namespaces go with pause.
+// pauseLost makes the sandbox NotReady, because its namespaces end with pause.
 func (r *Runtime) pauseLost(s *sandbox) {
 	r.mu.Lock()
 	ready := s.rec.State == SandboxReady
-	s.lost = s.lost || !ready // RunPodSandbox sees it itself
+	s.lost = s.lost || !ready // RunPodSandbox checks this itself
 	r.mu.Unlock()
 	if !ready {
 		return
@@ -263,13 +264,14 @@ func (r *Runtime) pauseLost(s *sandbox) {
 	}
 }
 
-// shimLost is called when the connection to a shim has ended. Whether the shim has, too, is found out by asking again.
+// shimLost is called when the connection to a shim has ended. It reconnects, which shows whether
+// the shim has ended too.
 func (r *Runtime) shimLost(s *sandbox) {
 	r.mu.Lock()
 	s.shim = nil
 	state := s.rec.State
 	half := state != SandboxReady && state != SandboxNotReady
-	s.lost = s.lost || half // RunPodSandbox sees it itself
+	s.lost = s.lost || half // RunPodSandbox checks this itself
 	r.mu.Unlock()
 	if half {
 		return
@@ -278,8 +280,8 @@ func (r *Runtime) shimLost(s *sandbox) {
 	r.background.Go(func() { r.rejoin(s) })
 }
 
-// orphanEnded ends a container without a shim: by its record where the shim has
-// written one, else by killing what is left.
+// orphanEnded ends a container without a shim. It kills its remaining processes and uses the exit
+// code that the shim recorded, or 137 if there is none.
 func (r *Runtime) orphanEnded(ctx context.Context, c *ctr) {
 	if err := r.cgroups.kill(ctx, c.rec.Cgroup); err != nil {
 		r.log.Error("a container without shim resists", "container", c.rec.ID, "error", err)

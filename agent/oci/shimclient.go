@@ -17,14 +17,14 @@ import (
 	"keelson.dev/keelson/agent/oci/wire"
 )
 
-// errShimGone says that the shim does not answer any more: it is dead.
+// errShimGone is returned if the connection to the shim has ended.
 var errShimGone = errors.New("the pod's shim is gone")
 
-// shimClient speaks with one shim. Its methods may be called concurrently.
+// shimClient is a connection to one shim. Its methods may be called concurrently.
 type shimClient struct {
 	conn     *net.UnixConn
-	version  int64  // of what is said; set before anything but Hello is
-	features uint64 // what the shim can do
+	version  int64  // protocol version; set before any request but Hello
+	features uint64 // features of the shim
 
 	mu      sync.Mutex
 	next    uint32
@@ -37,8 +37,8 @@ type shimClient struct {
 
 const shimSocket = "sock"
 
-// viaFolder calls f with a path of the shim's socket that fits into a socket
-// address however deep the folder lies.
+// viaFolder calls f with a path of the shim's socket in dir. The path fits into a socket address
+// however long dir is.
 func viaFolder(dir string, f func(path string) error) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -48,8 +48,8 @@ func viaFolder(dir string, f func(path string) error) error {
 	return f(fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), shimSocket))
 }
 
-// listenShim binds the socket that a shim is born with, so that nobody ever waits
-// for it to appear.
+// listenShim creates the listening socket that a new shim inherits, so that clients need not wait
+// until it exists.
 func listenShim(dir string) (*os.File, error) {
 	var out *os.File
 	err := viaFolder(dir, func(path string) error {
@@ -68,7 +68,7 @@ func listenShim(dir string) (*os.File, error) {
 	return out, nil
 }
 
-// startShim starts the shim of a sandbox whose folder is dir. The caller connects.
+// startShim starts the shim of the sandbox with directory dir. The caller connects to it.
 func (r *Runtime) startShim(dir string) (pid int, err error) {
 	socket, err := listenShim(dir)
 	if err != nil {
@@ -87,7 +87,7 @@ func (r *Runtime) startShim(dir string) (pid int, err error) {
 	defer null.Close()
 	pid, err = r.spawner.start(r.cfg.ShimPath, []string{"keelson-shim"}, &syscall.ProcAttr{
 		Dir: "/",
-		// One thread runs Go code, and little garbage waits before it is collected.
+		// Saves memory: one thread runs Go code, and garbage is collected early.
 		Env:   []string{"GOMAXPROCS=1", "GOGC=20"},
 		Files: []uintptr{null.Fd(), null.Fd(), log.Fd(), socket.Fd()},
 	})
@@ -97,7 +97,7 @@ func (r *Runtime) startShim(dir string) (pid int, err error) {
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("-998"), 0); err != nil {
 		r.oomOnce.Do(func() { r.log.Warn("shims cannot be shielded from the OOM killer", "error", err) })
 	}
-	// It is this process' child until it ends or this process does.
+	// The shim is a child of this process until either exits: reap it.
 	go func() {
 		var ws syscall.WaitStatus
 		for {
@@ -109,8 +109,9 @@ func (r *Runtime) startShim(dir string) (pid int, err error) {
 	return pid, nil
 }
 
-// connectShim joins a running shim. onExit is called for every process that ends,
-// in order; onGone once when the shim is lost (not after leave).
+// connectShim connects to a running shim and returns its snapshot. onExit is called for every
+// process that ends, in order. onGone is called once if the connection is lost, but not after
+// leave.
 func connectShim(ctx context.Context, dir string, onExit func(wire.Exited), onGone func()) (*shimClient, *wire.Snapshot, error) {
 	var c *net.UnixConn
 	err := viaFolder(dir, func(path string) (err error) {
@@ -121,9 +122,9 @@ func connectShim(ctx context.Context, dir string, onExit func(wire.Exited), onGo
 		return nil, nil, err
 	}
 	s := &shimClient{conn: c, calls: map[uint32]chan wire.Frame{}, gone: make(chan struct{})}
-	// What happens after the snapshot was taken is told after it was read.
+	// Messages after the snapshot are handled only when the snapshot has been read.
 	started := make(chan struct{})
-	var refused bool // there was no answer: whoever called has heard of it
+	var refused bool // greet failed: the caller gets its error, so onGone is not called
 	go s.read(func(f wire.Frame) error {
 		<-started
 		var e wire.Exited
@@ -149,9 +150,9 @@ func connectShim(ctx context.Context, dir string, onExit func(wire.Exited), onGo
 	return s, snap, nil
 }
 
-// greet settles the version and returns all that the shim knows.
+// greet sends Hello, sets the protocol version and returns the shim's snapshot.
 func (s *shimClient) greet(ctx context.Context) (*wire.Snapshot, error) {
-	s.version = 1 // Hello has the form of all later versions
+	s.version = 1 // Hello has the form of version 1 in all versions
 	f, err := s.call(ctx, wire.KindHello, &wire.Hello{Version: wire.Version, Features: wire.Features})
 	if err != nil {
 		return nil, err
@@ -167,7 +168,7 @@ func (s *shimClient) greet(ctx context.Context) (*wire.Snapshot, error) {
 		}
 		s.version, s.features = w.Version, w.Features
 		return &w.Snapshot, nil
-	case wire.KindSnapshot: // the shim is older than Hello
+	case wire.KindSnapshot: // the shim is older than protocol versions
 		var snap wire.Snapshot
 		s.version = 0
 		if err := wire.Unmarshal(0, f.Body, &snap); err != nil {
@@ -183,7 +184,8 @@ func (s *shimClient) greet(ctx context.Context) (*wire.Snapshot, error) {
 	return nil, wire.ErrMalformed
 }
 
-// read takes frames until the connection ends; note is called for those that answer nothing.
+// read reads frames until the connection ends. note is called for messages that are not a response
+// to a request.
 func (s *shimClient) read(note func(wire.Frame) error, onGone func()) {
 	var buf []byte
 	chunk := make([]byte, 8<<10)
@@ -230,16 +232,17 @@ func (s *shimClient) deliver(f wire.Frame) {
 	if ch := s.calls[f.ID]; ch != nil {
 		select {
 		case ch <- f:
-		default: // nobody asks twice; a shim that answers thrice is ignored
+		default: // the channel has room for all expected responses; drop more
 		}
 	}
 }
 
-// writeTime is how long a shim may leave a request unread; a request is smaller than the socket's buffer.
+// writeTime is how long a shim may leave a request unread. A request is smaller than the socket's
+// buffer.
 const writeTime = 10 * time.Second
 
-// open sends a request whose answers arrive on the returned channel. end must be
-// called when no more are wanted.
+// open sends a request. Its responses arrive on the returned channel. The caller must call end when
+// it needs no more of them.
 func (s *shimClient) open(kind wire.Kind, m wire.Message,
 	files ...*os.File) (id uint32, answers <-chan wire.Frame, end func(), err error) {
 	ch := make(chan wire.Frame, 2)
@@ -272,20 +275,20 @@ func (s *shimClient) open(kind wire.Kind, m wire.Message,
 	}
 	s.writing.Unlock()
 	if err != nil {
-		s.conn.Close() // half a frame may be on the way: nothing can follow it
+		s.conn.Close() // a partial frame may have been sent, so nothing can follow it
 		end()
 		return 0, nil, nil, fmt.Errorf("%w: %w", errShimGone, err)
 	}
 	return id, ch, end, nil
 }
 
-// next waits for an answer.
+// await waits for a response, the end of the connection, or ctx.
 func (s *shimClient) await(ctx context.Context, answers <-chan wire.Frame) (wire.Frame, error) {
 	select {
 	case f := <-answers:
 		return f, nil
 	case <-s.gone:
-		select { // it may have answered with its last breath
+		select { // the shim may have responded just before the end
 		case f := <-answers:
 			return f, nil
 		default:
@@ -296,7 +299,7 @@ func (s *shimClient) await(ctx context.Context, answers <-chan wire.Frame) (wire
 	}
 }
 
-// call sends a request and waits for its one answer.
+// call sends a request and waits for its single response.
 func (s *shimClient) call(ctx context.Context, kind wire.Kind, m wire.Message, files ...*os.File) (wire.Frame, error) {
 	_, answers, end, err := s.open(kind, m, files...)
 	if err != nil {
@@ -306,7 +309,7 @@ func (s *shimClient) call(ctx context.Context, kind wire.Kind, m wire.Message, f
 	return s.await(ctx, answers)
 }
 
-// done is call for requests that are answered with Done.
+// done sends a request that is answered with Done, and returns Done or its error.
 func (s *shimClient) done(ctx context.Context, kind wire.Kind, m wire.Message, files ...*os.File) (wire.Done, error) {
 	f, err := s.call(ctx, kind, m, files...)
 	if err != nil {
@@ -333,7 +336,7 @@ func (s *shimClient) unmarshal(f wire.Frame, m wire.Message) error {
 	return wire.Unmarshal(s.version, f.Body, m)
 }
 
-// begun decodes the answer Started.
+// begun decodes a Started response.
 func (s *shimClient) begun(f wire.Frame) (wire.Started, error) {
 	var st wire.Started
 	if f.Kind != wire.KindStarted || s.unmarshal(f, &st) != nil {
@@ -351,7 +354,7 @@ func (s *shimClient) signal(ctx context.Context, container string, sig int) erro
 	return err
 }
 
-// shutdown makes the shim end and waits until it has.
+// shutdown makes the shim exit and waits until it has.
 func (s *shimClient) shutdown(ctx context.Context) {
 	s.mu.Lock()
 	s.leaving = true
@@ -365,7 +368,7 @@ func (s *shimClient) shutdown(ctx context.Context) {
 	s.conn.Close()
 }
 
-// leave closes the connection and lets the shim be.
+// leave closes the connection. The shim keeps running.
 func (s *shimClient) leave() {
 	s.mu.Lock()
 	s.leaving = true
@@ -373,5 +376,5 @@ func (s *shimClient) leave() {
 	s.conn.Close()
 }
 
-// discard empties a reader, for output that nobody wants.
+// discard reads and drops all data of a reader.
 func discard(r io.Reader) { _, _ = io.Copy(io.Discard, r) }

@@ -11,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spawner starts shims inside a cgroup of their own ("shims" below the root), so
-// that stopping the agent's service does not take them along. With cgroup v2 they
-// are cloned into it. With v1 that does not exist, and moving a process costs
-// milliseconds; but a child is born into the cgroups of the thread that forks, so
-// one thread is moved there once and forks all shims.
+// spawner starts shims in their own cgroup ("shims" below the root), so that stopping the agent's
+// service does not kill them. With cgroup v2, they are cloned into it. Cgroup v1 does not support
+// that, and moving a process takes milliseconds. But a child inherits the cgroups of the thread
+// that forks. So one thread is moved there once and forks all shims.
 type spawner struct {
 	work chan func()
-	v2   *os.File // the cgroup, nil with v1
+	v2   *os.File // the cgroup directory, nil with v1
 }
 
 const shimCgroup = "shims"
@@ -57,14 +56,15 @@ func newSpawner(tree *cgroupTree) (*spawner, error) {
 	}
 }
 
-// settle moves the calling thread into the shims' cgroup (v1).
+// settle moves the calling thread into the cgroup of the shims (v1 only).
 func (s *spawner) settle(tree *cgroupTree) error {
 	if tree.unified {
 		return nil
 	}
 	tid := []byte(strconv.Itoa(unix.Gettid()))
 	for _, dir := range tree.paths(shimCgroup) {
-		// In the v2 hierarchy of a hybrid set-up a thread cannot move alone; there it stays.
+		// In a hybrid setup, the v2 hierarchy does not allow moving a single thread, so it stays
+		// there.
 		err := os.WriteFile(filepath.Join(dir, "tasks"), tid, 0)
 		if ignoreMissing(err) != nil && !errors.Is(err, os.ErrPermission) {
 			return err
@@ -73,7 +73,7 @@ func (s *spawner) settle(tree *cgroupTree) error {
 	return nil
 }
 
-// start forks and executes; the caller reaps.
+// start executes a program and returns its PID. The caller must reap it.
 func (s *spawner) start(path string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
 	attr.Sys = &syscall.SysProcAttr{Setsid: true}
 	if s.v2 != nil {

@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/agent/oci/bundle"
 )
 
-// specInput is everything that a container's description follows from.
+// specInput holds all inputs of a container's spec.
 type specInput struct {
 	id         string
 	sandbox    *cri.PodSandboxConfig
@@ -25,21 +25,21 @@ type specInput struct {
 	image      agent.ImageConfig
 	root       agent.RootFS
 	host       hostFacts
-	cgroup     string // from the root of the hierarchies
+	cgroup     string // path from the root of the hierarchies
 	hasPids    bool
 	hasMemory  bool
 	hasHugetlb bool
 
-	netns        string   // "" = the host's
-	pause        string   // "/proc/PID/ns/"
-	targetPID    int      // of the container whose process namespace is joined
-	etc          string   // folder with resolv.conf, hostname, hosts
-	sandboxFiles string   // folder with shm
-	seccompDir   string   // folder of Localhost profiles
-	volumes      string   // folder for what the image declares as volumes
-	cdi          []string // folders of CDI specifications, the last one first
+	netns        string   // path; "" = the host's
+	pause        string   // "/proc/PID/ns/" of the pause process
+	targetPID    int      // a process of the container whose PID namespace is joined
+	etc          string   // directory with resolv.conf, hostname, hosts
+	sandboxFiles string   // directory with shm
+	seccompDir   string   // directory of Localhost profiles
+	volumes      string   // directory for the image's volumes
+	cdi          []string // directories of CDI specifications; later ones take precedence
 
-	clampedOOM bool // set by build: oom_score_adj could not be as low as asked
+	clampedOOM bool // set by build: oom_score_adj could not be as low as requested
 }
 
 func (in *specInput) security() *cri.LinuxContainerSecurityContext {
@@ -48,13 +48,14 @@ func (in *specInput) security() *cri.LinuxContainerSecurityContext {
 
 func (in *specInput) privileged() bool { return in.security().GetPrivileged() }
 
-// ownPID says that the container has a process namespace of its own, so that all
-// its processes end with the first.
+// ownPID reports whether the container has its own PID namespace, so that all its processes end
+// with the first.
 func (in *specInput) ownPID() bool {
 	return in.security().GetNamespaceOptions().GetPid() == cri.NamespaceMode_CONTAINER
 }
 
-// stopSignal is what asks the container to end.
+// stopSignal returns the number of the container's stop signal: the request's, else the image's,
+// else SIGTERM.
 func (in *specInput) stopSignal() int {
 	if s := in.config.GetStopSignal(); s != cri.Signal_SIGNAL_RUNTIME_DEFAULT {
 		return signalNumber(strings.TrimPrefix(s.String(), "SIGNAL_"))
@@ -62,7 +63,7 @@ func (in *specInput) stopSignal() int {
 	return signalNumber(in.image.StopSignal)
 }
 
-// signalNumber reads "SIGTERM", "TERM", "15" or "SIGRTMIN+3"; SIGTERM for anything
+// signalNumber parses "SIGTERM", "TERM", "15" or "SIGRTMIN+3". It returns SIGTERM for anything
 // else.
 func signalNumber(name string) int {
 	if n, err := strconv.Atoi(name); err == nil && n > 0 && n < 65 {
@@ -87,8 +88,8 @@ func signalNumber(name string) int {
 	return int(unix.SIGTERM)
 }
 
-// build describes the container. It reads no state but the input, the devices and
-// the profiles that the input names.
+// build returns the request for keelson-oci. It reads no state except the input and the devices and
+// profiles in it.
 func (in *specInput) build() (*bundle.Create, error) {
 	process, err := in.process()
 	if err != nil {
@@ -99,7 +100,7 @@ func (in *specInput) build() (*bundle.Create, error) {
 		Process: process,
 		Root:    &specs.Root{Path: in.root.Path, Readonly: in.security().GetReadonlyRootfs()},
 		Linux:   &specs.Linux{CgroupsPath: in.cgroup},
-		// for hooks, which are told of them
+		// for OCI hooks, which receive them
 		Annotations: in.config.GetAnnotations(),
 	}}
 	if !in.root.Mounted {
@@ -168,8 +169,8 @@ func (in *specInput) process() (*specs.Process, error) {
 	return p, nil
 }
 
-// args follows CRI: a command replaces the image's entrypoint and drops its
-// arguments; arguments alone replace the image's.
+// args returns the command line by the rules of CRI. A command replaces the image's entrypoint and
+// drops its arguments. Arguments alone replace the image's arguments.
 func (in *specInput) args() ([]string, error) {
 	command, args := in.config.GetCommand(), in.config.GetArgs()
 	if len(command) == 0 {
@@ -185,7 +186,7 @@ func (in *specInput) args() ([]string, error) {
 	return all, nil
 }
 
-// env is the image's environment with the request's on top.
+// env returns the image's environment, overridden by the request's.
 func (in *specInput) env() []string {
 	var env []string
 	at := map[string]int{}
@@ -214,14 +215,14 @@ func (in *specInput) env() []string {
 	return env
 }
 
-// defaultCaps are what a container's root has.
+// defaultCaps are the capabilities of an unprivileged container.
 var defaultCaps = []string{
 	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
 	"CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
 
-// capabilities starts from the default set (all when privileged); "ALL" is taken
-// before single names, and what this process lacks cannot be given.
+// capabilities returns the default set (all for a privileged container), changed by the request.
+// "ALL" applies before single names. Capabilities that this process lacks are omitted.
 func (in *specInput) capabilities() (*specs.LinuxCapabilities, error) {
 	set := map[string]bool{}
 	start := defaultCaps
@@ -253,7 +254,7 @@ func (in *specInput) capabilities() (*specs.LinuxCapabilities, error) {
 	}
 	c := in.security().GetCapabilities()
 	add, drop := slices.Concat(c.GetAddCapabilities(), c.GetAddAmbientCapabilities()), c.GetDropCapabilities()
-	// "drop ALL, add X" and "add ALL, drop X" both mean what they say.
+	// Both "drop ALL, add X" and "add ALL, drop X" must work: apply the side with ALL first.
 	order := []func() error{func() error { return change(drop, false) }, func() error { return change(add, true) }}
 	if slices.ContainsFunc(add, func(n string) bool { return strings.EqualFold(n, "ALL") }) {
 		slices.Reverse(order)
@@ -327,8 +328,8 @@ func (in *specInput) resources() (*specs.LinuxResources, error) {
 	out.CPU = cpu
 	if res.MemoryLimitInBytes > 0 {
 		out.Memory = &specs.LinuxMemory{Limit: &res.MemoryLimitInBytes}
-		// Without a limit of its own swap counts as memory: none on top. A kernel
-		// without swap accounting has no file for it.
+		// Without a swap limit, memory plus swap is limited to the memory limit: no swap. A kernel
+		// without swap accounting has no file for the limit.
 		swap := res.MemoryLimitInBytes
 		if res.MemorySwapLimitInBytes != 0 {
 			swap = res.MemorySwapLimitInBytes
@@ -354,7 +355,8 @@ func (in *specInput) resources() (*specs.LinuxResources, error) {
 	return out, nil
 }
 
-// unified are the values of cgroup v2 files. Those of a controller that the kernel lacks are left out.
+// unified returns the values of cgroup v2 files. Files of a controller that the kernel lacks are
+// omitted.
 func (in *specInput) unified(res *cri.LinuxContainerResources) map[string]string {
 	out := map[string]string{}
 	for k, v := range res.Unified {
@@ -364,17 +366,18 @@ func (in *specInput) unified(res *cri.LinuxContainerResources) map[string]string
 			out[k] = v
 		}
 	}
-	// There memory and swap are two limits: who has none of memory has none of swap either, unless it is said.
+	// In cgroup v2, memory and swap have separate limits. A container without a memory limit gets
+	// no swap unless requested.
 	if _, said := out[swapMax]; !said && in.host.swapFile && res.MemoryLimitInBytes <= 0 {
 		out[swapMax] = "0"
 	}
 	return out
 }
 
-// swapMax is the file of cgroup v2 that limits swap. A kernel without swap has none.
+// swapMax is the cgroup v2 file that limits swap. It does not exist on a kernel without swap.
 const swapMax = "memory.swap.max"
 
-// swapAccounting says whether memory+swap can be limited.
+// swapAccounting reports whether memory plus swap can be limited.
 func (h hostFacts) swapAccounting() bool {
 	if h.unified {
 		return true

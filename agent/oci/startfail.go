@@ -7,20 +7,21 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// A command that cannot be executed fails the start of its container, as with containerd: the container ends with the
-// reason StartError and code 128, and its pod's restart policy applies. libcontainer looks the command up while it
-// creates the container. The error is therefore kept in the container's record until the start.
+// A command that cannot be executed fails the start of its container, as with containerd. The
+// container ends with the reason StartError and exit code 128, and its pod's restart policy
+// applies. libcontainer resolves the command at creation. The error is therefore kept in the
+// container's record until the start.
 
 const (
 	startErrorReason = "StartError"
 	startErrorCode   = 128
 
-	// maxStartError bounds the bytes of an error that the record keeps: the error quotes the command.
+	// maxStartError bounds the stored error in bytes: the error quotes the command.
 	maxStartError = 4096
 )
 
-// initError returns libcontainer's text for an error that the init process of a new container reported: its command,
-// working directory or a mount is wrong. It is empty for all other errors.
+// initError returns libcontainer's error text if the init process of a new container failed: its
+// command, working directory or a mount is wrong. It returns "" for all other errors.
 func initError(err error) string {
 	const init, whole = "error during container init: ", "unable to start container process: "
 	text := err.Error()
@@ -37,7 +38,8 @@ func initError(err error) string {
 	return strings.ToValidUTF8(strings.TrimSpace(text), "")
 }
 
-// failStart ends a container whose record has a start error. The end is on disk first: no shim records it.
+// failStart ends a container whose record has a start error. It writes the exit file first, because
+// no shim does.
 func (r *Runtime) failStart(c *ctr) error {
 	now := time.Now().UnixNano()
 	e := exitRecord{Code: startErrorCode, Started: now, Finished: now}
@@ -48,8 +50,8 @@ func (r *Runtime) failStart(c *ctr) error {
 	return nil
 }
 
-// adoptFailedStart ends a container whose record has a start error if an earlier run tried the start, or if its
-// sandbox has no shim any more. Otherwise the container still waits for its start.
+// adoptFailedStart ends a container with a start error if an earlier agent process tried to start
+// it, or if its sandbox has no shim any more. Otherwise the container still waits for its start.
 func (r *Runtime) adoptFailedStart(c *ctr, hasShim bool) error {
 	if e, err := r.readExit(c.rec.ID); err == nil {
 		r.containerEnded(c, e)

@@ -2,7 +2,7 @@ package oci
 
 import "fmt"
 
-// SandboxState is where a sandbox is in its life.
+// SandboxState is the state of a sandbox.
 //
 //	         built            network            stop · pause or shim died
 //	Creating ─────▶ Prepared ────────▶ Ready ──────────────────────────▶ NotReady
@@ -10,36 +10,36 @@ import "fmt"
 //	   ▼               ▼                                                   ▼
 //	Removed ◀──────────┴───────────────────────────────────────────────────┘
 //
-// Containers can be created from Prepared on, and started in Ready. What an agent finds in Creating or Prepared
-// after a crash was never answered: it is removed.
+// Containers can be created from Prepared on, and started in Ready. If an agent finds a sandbox in
+// Creating or Prepared after a crash, RunPodSandbox never returned, and the sandbox is removed.
 type SandboxState string
 
 // The states of a sandbox. Removed is never stored.
 const (
 	SandboxCreating SandboxState = "creating"
-	SandboxPrepared SandboxState = "prepared" // all but the network; never stored
+	SandboxPrepared SandboxState = "prepared" // everything but the network; never stored
 	SandboxReady    SandboxState = "ready"
 	SandboxNotReady SandboxState = "notready"
 	SandboxRemoved  SandboxState = "removed"
 )
 
-// SandboxInput is what can happen to a sandbox.
+// SandboxInput is an event or operation that changes a sandbox's state.
 type SandboxInput string
 
 // The inputs of a sandbox.
 const (
-	SandboxBuilt   SandboxInput = "built"   // everything but the network is there
-	SandboxRan     SandboxInput = "ran"     // everything of RunPodSandbox succeeded
+	SandboxBuilt   SandboxInput = "built"   // everything but the network is created
+	SandboxRan     SandboxInput = "ran"     // RunPodSandbox succeeded
 	SandboxFailed  SandboxInput = "failed"  // RunPodSandbox failed and was undone
 	SandboxLost    SandboxInput = "lost"    // pause or the shim died
 	SandboxStop    SandboxInput = "stop"    // StopPodSandbox
 	SandboxRemove  SandboxInput = "remove"  // RemovePodSandbox; stops first
 	SandboxCreate  SandboxInput = "create"  // CreateContainer
-	SandboxRecover SandboxInput = "recover" // an agent has started
+	SandboxRecover SandboxInput = "recover" // an agent process has started
 )
 
-// Next is the sandbox's transition table. An error means that the input is
-// refused in that state and changes nothing.
+// Next returns the state after an input. An error means that the input is not allowed in this
+// state, which does not change.
 func (s SandboxState) Next(in SandboxInput) (SandboxState, error) {
 	switch s {
 	case SandboxCreating:
@@ -87,7 +87,7 @@ func (s SandboxState) Next(in SandboxInput) (SandboxState, error) {
 	return s, fmt.Errorf("sandbox is %s: cannot %s", s, in)
 }
 
-// ContainerState is where a container is in its life.
+// ContainerState is the state of a container.
 //
 //	Creating ──▶ Created ──▶ Running ──▶ Exited ──▶ (removed)
 //	                └────────────────────▲
@@ -101,7 +101,7 @@ const (
 	ContainerExited   ContainerState = "exited"
 )
 
-// reason is what Kubernetes shows for an ended container.
+// reason returns the termination reason that Kubernetes shows for an ended container.
 func reason(code int32, oom bool) string {
 	switch {
 	case oom && code != 0:

@@ -66,8 +66,8 @@ func criContainerState(s ContainerState) cri.ContainerState {
 	return cri.ContainerState_CONTAINER_UNKNOWN
 }
 
-// ListPodSandbox implements agent.Runtime. A sandbox that is being made is not
-// listed: whoever asked for it has no answer yet.
+// ListPodSandbox implements agent.Runtime. It omits sandboxes that are being created, because
+// RunPodSandbox has not returned yet.
 func (r *Runtime) ListPodSandbox(ctx context.Context, q *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
 	if err := r.wait(ctx); err != nil {
 		return nil, err
@@ -126,7 +126,7 @@ func (r *Runtime) ListContainers(ctx context.Context, q *cri.ListContainersReque
 	return out, nil
 }
 
-// imageRef is the digest of the image, or its id for one that came without.
+// imageRef returns the digest of the image, or its ID if it has no digest.
 func (c *ctr) imageRef() string {
 	if c.rec.ImageRef != "" {
 		return c.rec.ImageRef
@@ -150,7 +150,7 @@ func (r *Runtime) ContainerStatus(ctx context.Context, q *cri.ContainerStatusReq
 	return &cri.ContainerStatusResponse{Status: st}, nil
 }
 
-// containerStatus is nil while the container is being made.
+// containerStatus returns the CRI status of a container; nil while it is being created.
 func (r *Runtime) containerStatus(c *ctr) *cri.ContainerStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// The tiers are cgroups below the runtime's root. The pods of a class are below its tier; Guaranteed ones are directly
-// below that of all pods.
+// The tiers are cgroups below the runtime's root. Burstable and BestEffort pods are in the tier of
+// their QoS class. Guaranteed pods are directly in kubepods.
 const (
 	allPods    = "kubepods"
 	burstable  = "kubepods/burstable"
@@ -25,17 +25,17 @@ const (
 )
 
 const (
-	minShares = 2 // the least that the kernel takes
+	minShares = 2 // the minimum of the kernel
 	maxShares = 262_144
 )
 
-// sharesOf is the weight of thousandths of a CPU.
+// sharesOf converts millicores to cgroup v1 CPU shares.
 func sharesOf(milli int64) uint64 { return uint64(min(max(milli*1024/1000, minShares), maxShares)) }
 
-// tierLimit is one value of one tier.
+// tierLimit is the value of one cgroup file of one tier.
 type tierLimit struct{ tier, controller, file, value string }
 
-// tierLimits says what is to be written for the tiers. Pure.
+// tierLimits returns the values to write for the tiers. Pure.
 func tierLimits(t agent.Tiers, unified bool) []tierLimit {
 	cpuFile, memoryFile := "cpu.shares", "memory.limit_in_bytes"
 	if unified {
@@ -75,7 +75,8 @@ func (r *Runtime) SetTiers(ctx context.Context, t agent.Tiers) error {
 	return r.cgroups.setTiers(t)
 }
 
-// setTiers makes the tiers and gives them their limits. One that cannot be set does not keep the others from it.
+// setTiers creates the tiers and sets their limits. An error in one tier does not prevent the
+// others.
 func (t *cgroupTree) setTiers(want agent.Tiers) error {
 	var errs []error
 	for _, l := range tierLimits(want, t.unified) {
@@ -104,7 +105,8 @@ func (t *cgroupTree) setTiers(want agent.Tiers) error {
 	return errors.Join(errs...)
 }
 
-// makeTier makes the cgroup of a tier in a hierarchy and, with cgroup v2, hands the controllers down to it.
+// makeTier creates the cgroup of a tier in one hierarchy. With cgroup v2, it also enables the
+// controllers in its parents.
 func (t *cgroupTree) makeTier(mount, tier string) error {
 	dir := filepath.Join(mount, t.root, tier)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -117,7 +119,7 @@ func (t *cgroupTree) makeTier(mount, tier string) error {
 	for d := filepath.Dir(dir); len(d) >= len(mount); d = filepath.Dir(d) {
 		above = append(above, d)
 	}
-	for _, d := range slices.Backward(above) { // from the root down: a cgroup hands down only what it was given
+	for _, d := range slices.Backward(above) { // from the root down: a cgroup can only enable controllers that its parent has enabled
 		file := filepath.Join(d, "cgroup.subtree_control")
 		have, err := os.ReadFile(file)
 		if err != nil {

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// Resolve finds the numbers of u in the files of an image. open opens
-// "etc/passwd" and "etc/group"; a missing file is an empty one.
+// Resolve returns the numeric user and groups of u, looked up in the image. open opens "etc/passwd"
+// and "etc/group"; a missing file counts as empty.
 func (u User) Resolve(open func(name string) (io.ReadCloser, error)) (Answer, error) {
 	users, err := table(open, "etc/passwd")
 	if err != nil {
@@ -54,8 +54,8 @@ func (u User) Resolve(open func(name string) (io.ReadCloser, error)) (Answer, er
 	return a, nil
 }
 
-// wanted picks user and group by rank. The image's group goes with the image's
-// user only.
+// wanted returns the user and group to look up, by precedence. The image's group applies only with
+// the image's user.
 func (u User) wanted() (user, group string) {
 	switch {
 	case u.ID != nil:
@@ -74,8 +74,8 @@ func (u User) wanted() (user, group string) {
 	return user, group
 }
 
-// findUser prefers a name to a number. A number need not be listed; its group is
-// then 0.
+// findUser looks up a user by name, then by number. A number need not be in /etc/passwd; its group
+// is then 0.
 func findUser(users [][]string, name string) (uid, gid uint32, login string, err error) {
 	n, numErr := number(name)
 	for _, byName := range []bool{true, false} {
@@ -118,7 +118,7 @@ func number(s string) (uint32, error) {
 	return uint32(n), err
 }
 
-// table reads a file of lines with fields between colons.
+// table parses a file of colon-separated lines. It returns nil if the file does not exist.
 func table(open func(string) (io.ReadCloser, error), name string) ([][]string, error) {
 	f, err := open(name)
 	if errors.Is(err, fs.ErrNotExist) {

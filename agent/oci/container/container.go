@@ -1,13 +1,12 @@
 //go:build linux
 
-// Package container creates containers and executes processes in them through
-// libcontainer. It is the only importer of libcontainer and the only cgo, and it
-// is linked into keelson-oci alone: libcontainer starts its own binary again for
-// every process, so that binary must be small.
+// Package container creates containers and executes processes in them through libcontainer. It is
+// the only package that imports libcontainer and the only cgo code. It is linked into keelson-oci
+// only: libcontainer re-executes its own binary for every process, so that binary must be small.
 //
-// A process of keelson-oci does one thing and ends. Starting a created container
-// takes no process (the shim reads a byte from libcontainer's fifo), nor does
-// deleting one (the agent removes cgroups and folders).
+// A keelson-oci process performs one operation and exits. Starting a created container needs no
+// process, because the shim opens libcontainer's exec fifo. Deleting one needs none either, because
+// the agent removes cgroups and directories.
 package container
 
 import (
@@ -21,7 +20,7 @@ import (
 	_ "github.com/opencontainers/cgroups/devices" // device rules, v1 and v2
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
-	_ "github.com/opencontainers/runc/libcontainer/nsenter" // the first half of every init, in C
+	_ "github.com/opencontainers/runc/libcontainer/nsenter" // the first stage of every init, in C
 	"github.com/opencontainers/runc/libcontainer/specconv"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -29,19 +28,19 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// Streams are the standard streams of the process, or the socket to which its
-// terminal is sent.
+// Streams are the standard streams of the process. With a terminal, Console is the socket to which
+// the terminal is sent.
 type Streams struct {
 	Stdin, Stdout, Stderr *os.File
 	Console               *os.File
 }
 
-// Init is what libcontainer's second half of an init runs. It does not return.
+// Init runs the second stage of a container's init. It does not return.
 func Init() { libcontainer.Init() }
 
-// Create makes a container that waits to be started and returns its first
-// process. The calling goroutine keeps its thread, which enters a mount namespace
-// of its own: the process ends soon after.
+// Create creates a container that waits to be started. It returns the PID of its first process and
+// the resolved user. The calling goroutine stays locked to its thread, which enters a new mount
+// namespace. The caller must exit soon after.
 func Create(r *bundle.Create, s Streams) (pid int, answer bundle.Answer, err error) {
 	runtime.LockOSThread()
 	if r.Overlay != nil {
@@ -52,7 +51,7 @@ func Create(r *bundle.Create, s Streams) (pid int, answer bundle.Answer, err err
 	if answer, err = r.User.Resolve(opener(r.Spec.Root.Path)); err != nil {
 		return 0, answer, err
 	}
-	answer.Groups = append(answer.Groups, r.Spec.Process.User.AdditionalGids...) // of its devices
+	answer.Groups = append(answer.Groups, r.Spec.Process.User.AdditionalGids...) // supplementary groups of its devices
 	r.Spec.Process.User = specs.User{UID: answer.UID, GID: answer.GID, AdditionalGids: answer.Groups}
 	for inside, host := range r.Volumes {
 		if err := fillVolume(r.Spec.Root.Path, inside, host); err != nil {
@@ -82,7 +81,7 @@ func Create(r *bundle.Create, s Streams) (pid int, answer bundle.Answer, err err
 	return pid, answer, err
 }
 
-// Exec starts a process in a container.
+// Exec starts a process in a container and returns its PID.
 func Exec(r *bundle.Exec, s Streams) (pid int, err error) {
 	c, err := libcontainer.Load(r.StateRoot, r.ID)
 	if err != nil {
@@ -98,10 +97,11 @@ func Exec(r *bundle.Exec, s Streams) (pid int, err error) {
 	return p.Pid()
 }
 
-// logErrors is logrus' number for errors. Without it every init tells its whole progress through a pipe.
+// logErrors is the logrus level "error". At the default level every init would write debug messages
+// to a pipe.
 const logErrors = "2"
 
-// process translates the process part of a request.
+// process converts an OCI process to a libcontainer process.
 func process(p *specs.Process, s Streams) (*libcontainer.Process, error) {
 	lp := &libcontainer.Process{
 		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: int(p.User.UID), GID: int(p.User.GID),
@@ -133,18 +133,19 @@ func process(p *specs.Process, s Streams) (*libcontainer.Process, error) {
 	return lp, nil
 }
 
-// opener opens regular files of the image at root; links stay inside, absolute ones too.
+// opener returns a function that opens regular files of the image at root. Symbolic links are
+// resolved within root.
 func opener(root string) func(string) (io.ReadCloser, error) {
 	return func(name string) (io.ReadCloser, error) {
 		f, err := safepath.OpenRegularInRoot(root, name)
 		if err != nil {
-			return nil, err // not the file: it would be an io.ReadCloser that is not nil
+			return nil, err // return nil, not a nil *os.File in a non-nil interface
 		}
 		return f, nil
 	}
 }
 
-// fillVolume copies what the image has at inside into the empty folder host.
+// fillVolume copies the directory inside of the image at root into the empty directory host.
 func fillVolume(root, inside, host string) error {
 	held, err := safepath.OpenInRoot(root, inside)
 	if errors.Is(err, os.ErrNotExist) {

@@ -15,10 +15,10 @@ import (
 	"keelson.dev/keelson/agent/oci/bundle"
 )
 
-// mountRoot moves the calling thread into a mount namespace of its own and mounts
-// the root file system at path there. The container's namespace is a copy of that
-// one; when the container's last process is gone, so is the mount. Other mounts
-// keep their propagation, which volumes with Bidirectional propagation need.
+// mountRoot moves the calling thread into a new mount namespace and mounts the root file system at
+// path there. The container's namespace is a copy of it, so the mount disappears with the
+// container's last process. Other mounts keep their propagation, as volumes with Bidirectional
+// propagation require.
 func mountRoot(path string, o *bundle.Overlay) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("unshare mounts: %w", err)
@@ -31,8 +31,8 @@ func mountRoot(path string, o *bundle.Overlay) error {
 		return fmt.Errorf("make %s private: %w", parent, err)
 	}
 	base, lower := commonFolder(o.Lower)
-	// Options are limited to a page, so layers are named from their common folder.
-	// The thread has a working folder of its own since it unshared.
+	// Mount options are limited to one page, so layers are named relative to their common
+	// directory. The thread has its own working directory since it unshared.
 	if err := unix.Chdir(base); err != nil {
 		return fmt.Errorf("enter %s: %w", base, err)
 	}
@@ -41,7 +41,7 @@ func mountRoot(path string, o *bundle.Overlay) error {
 	if len(options) >= os.Getpagesize() {
 		return fmt.Errorf("mount overlay at %s: %d layers do not fit into the mount options", path, len(lower))
 	}
-	// Nothing of a container's own layer outlives a power cut anyway: no need to sync it.
+	// A container's own layer is not needed after a power failure, so it is not synced.
 	err = unix.Mount("overlay", path, "overlay", 0, options+",volatile")
 	if errors.Is(err, unix.EINVAL) {
 		err = unix.Mount("overlay", path, "overlay", 0, options)
@@ -52,7 +52,7 @@ func mountRoot(path string, o *bundle.Overlay) error {
 	return nil
 }
 
-// mountOf returns the mount point below which path lies.
+// mountOf returns the mount point that contains path.
 func mountOf(path string) (string, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
 	if err != nil {
@@ -70,7 +70,7 @@ func mountOf(path string) (string, error) {
 	return best, nil
 }
 
-// commonFolder splits paths into the folder they share and the rest of each.
+// commonFolder returns the deepest common directory of paths, and each path relative to it.
 func commonFolder(paths []string) (base string, rest []string) {
 	if len(paths) == 0 {
 		return "/", nil
@@ -87,7 +87,7 @@ func commonFolder(paths []string) (base string, rest []string) {
 	return base, rest
 }
 
-// rlimits by the names of the OCI specification.
+// rlimits maps the names of the OCI specification to the kernel's numbers.
 var rlimits = map[string]int{
 	"RLIMIT_CPU": unix.RLIMIT_CPU, "RLIMIT_FSIZE": unix.RLIMIT_FSIZE, "RLIMIT_DATA": unix.RLIMIT_DATA,
 	"RLIMIT_STACK": unix.RLIMIT_STACK, "RLIMIT_CORE": unix.RLIMIT_CORE, "RLIMIT_RSS": unix.RLIMIT_RSS,

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The runtime's default profile: what ordinary programs call is allowed, the rest
-// fails with EPERM. Calls that reach beyond the container (mounts, modules, clocks,
-// tracing, BPF, keys, other processes' memory) need the capability that guards
-// them, so that granting the capability is enough.
+// The runtime's default seccomp profile: system calls of ordinary programs are allowed, all others
+// fail with EPERM. Calls with effects outside the container (mounts, modules, clocks, tracing, BPF,
+// keys, other processes' memory) are allowed with the capability that guards them. Granting the
+// capability is therefore enough.
 
-// Calls that are always allowed, by what they work on.
+// allowed are the system calls that are always allowed, by purpose.
 var allowed = []string{
-	// files and folders
+	// files and directories
 	`access chdir chmod chown chown32 close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2
 	fadvise64 fadvise64_64 fallocate fchdir fchmod fchmodat fchmodat2 fchown fchown32 fchownat fcntl fcntl64 fdatasync
 	fgetxattr file_getattr file_setattr flistxattr flock fremovexattr fsetxattr fstat fstat64 fstatat64 fstatfs fstatfs64 fsync ftruncate
@@ -29,16 +29,16 @@ var allowed = []string{
 	readlinkat readv removexattr removexattrat rename renameat renameat2 rmdir sendfile sendfile64 setxattr setxattrat splice stat stat64
 	statfs statfs64 statmount statx symlink symlinkat sync sync_file_range sync_file_range2 arm_sync_file_range syncfs tee truncate truncate64
 	umask unlink unlinkat utime utimensat utimensat_time64 utimes vmsplice write writev cachestat`,
-	// watching
+	// event notification
 	`epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait epoll_pwait2 epoll_wait epoll_wait_old eventfd eventfd2
 	fanotify_mark inotify_add_watch inotify_init inotify_init1 inotify_rm_watch poll ppoll ppoll_time64 pselect6
 	pselect6_time64 select signalfd signalfd4`,
-	// asynchronous input and output; io_uring goes around this filter and is left out
+	// asynchronous I/O; io_uring is omitted because it bypasses this filter
 	`io_cancel io_destroy io_getevents io_pgetevents io_pgetevents_time64 io_setup io_submit ioprio_get ioprio_set`,
 	// memory
 	`brk madvise map_shadow_stack membarrier memfd_create memfd_secret mincore mlock mlock2 mlockall mmap mmap2 mprotect mremap
 	mseal msync munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect process_mrelease remap_file_pages`,
-	// processes and threads; clone has a condition of its own
+	// processes and threads; clone is allowed conditionally below
 	`arch_prctl capget capset execve execveat exit exit_group fork futex futex_requeue futex_time64 futex_wait
 	futex_waitv futex_wake get_robust_list get_thread_area getcpu getegid getegid32 geteuid geteuid32 getgid getgid32
 	getgroups getgroups32 getpgid getpgrp getpid getppid getpriority getresgid getresgid32 getresuid getresuid32
@@ -58,17 +58,17 @@ var allowed = []string{
 	getitimer gettimeofday nanosleep setitimer time timer_create timer_delete timer_getoverrun timer_gettime
 	timer_gettime64 timer_settime timer_settime64 timerfd_create timerfd_gettime timerfd_gettime64 timerfd_settime
 	timerfd_settime64 adjtimex clock_adjtime clock_adjtime64`,
-	// sockets and pipes; AF_VSOCK has a condition of its own
+	// sockets and pipes; socket is allowed below, except AF_VSOCK
 	`accept accept4 bind connect getpeername getsockname getsockopt listen pipe pipe2 recv recvfrom recvmmsg
 	recvmmsg_time64 recvmsg send sendmmsg sendmsg sendto setsockopt shutdown socketcall socketpair`,
 	// System V and POSIX IPC
 	`ipc mq_getsetattr mq_notify mq_open mq_timedreceive mq_timedreceive_time64 mq_timedsend mq_timedsend_time64
 	mq_unlink msgctl msgget msgrcv msgsnd semctl semget semop semtimedop semtimedop_time64 shmat shmctl shmdt shmget`,
-	// the rest
+	// others
 	`getrandom process_madvise ptrace process_vm_readv process_vm_writev`,
 }
 
-// Calls that a capability brings with it.
+// allowedBy are the system calls that a capability allows in addition.
 var allowedBy = map[string]string{
 	"CAP_DAC_READ_SEARCH": `open_by_handle_at`,
 	"CAP_SYS_ADMIN": `bpf clone3 fanotify_init fsconfig fsmount fsopen fspick lookup_dcookie mount mount_setattr
@@ -87,11 +87,11 @@ var allowedBy = map[string]string{
 	"CAP_PERFMON":        `perf_event_open`,
 }
 
-// Flags of clone that make namespaces.
+// cloneNamespaces are the flags of clone that create namespaces.
 const cloneNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER |
 	unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWCGROUP
 
-// defaultSeccomp is the profile for a process with these capabilities.
+// defaultSeccomp returns the default profile for a process with these capabilities.
 func defaultSeccomp(caps *specs.LinuxCapabilities) *configs.Seccomp {
 	eperm, enosys := uint(unix.EPERM), uint(unix.ENOSYS)
 	s := &configs.Seccomp{DefaultAction: configs.Errno, DefaultErrnoRet: &eperm}
@@ -125,13 +125,14 @@ func defaultSeccomp(caps *specs.LinuxCapabilities) *configs.Seccomp {
 		s.Syscalls = append(s.Syscalls,
 			&configs.Syscall{Name: "clone", Action: configs.Allow, Args: []*configs.Arg{
 				{Index: 0, Value: cloneNamespaces, ValueTwo: 0, Op: configs.MaskEqualTo}}},
-			// The filter cannot see the flags of clone3; C libraries fall back to clone.
+			// The filter cannot inspect the flags of clone3; with ENOSYS, C libraries fall back to
+			// clone.
 			&configs.Syscall{Name: "clone3", Action: configs.Errno, ErrnoRet: &enosys})
 	}
 	s.Syscalls = append(s.Syscalls,
 		&configs.Syscall{Name: "socket", Action: configs.Allow, Args: []*configs.Arg{
 			{Index: 0, Value: unix.AF_VSOCK, Op: configs.NotEqualTo}}})
-	// 0: Linux; 8: 32 bit Linux; 0x20000: UNAME26; 0x20008: both; all ones: only ask.
+	// 0: Linux; 8: 32-bit Linux; 0x20000: UNAME26; 0x20008: both; all ones: query only.
 	for _, v := range []uint64{0, 8, 0x20000, 0x20008, 0xffffffff} {
 		s.Syscalls = append(s.Syscalls, &configs.Syscall{Name: "personality", Action: configs.Allow,
 			Args: []*configs.Arg{{Index: 0, Value: v, Op: configs.EqualTo}}})

@@ -6,14 +6,14 @@ import (
 	"keelson.dev/keelson/agent/oci/wire"
 )
 
-// attachment is one reader of a container's output and writer of its input. Its
-// ends of pipes belong to an agent; when that dies they break and it is dropped.
+// attachment connects one client to a container's streams. Its pipes belong to an agent. When the
+// agent dies, the pipes break and the attachment is removed.
 type attachment struct {
 	t       *container
-	in      int       // to read from
-	out     [2]int    // to write to
-	waiting [2][]byte // did not fit into out
-	typed   []byte    // did not fit into the container's stdin
+	in      int       // the client's input; -1 if closed
+	out     [2]int    // the client's stdout and stderr; -1 if closed
+	waiting [2][]byte // output that did not fit into out
+	typed   []byte    // input that did not fit into the container's stdin
 }
 
 func (l *loop) attach(c *conn, m *wire.Attach) error {
@@ -52,8 +52,8 @@ func (l *loop) attach(c *conn, m *wire.Attach) error {
 	return nil
 }
 
-// spread gives output to everybody attached. Whoever does not keep up stalls the
-// container, as a terminal would; nobody's output is lost and nothing grows.
+// spread writes output of stream i to all attachments. An attachment that does not keep up blocks
+// the container, as a terminal would. No output is lost and no buffer grows.
 func (t *container) spread(i int, b []byte) {
 	for _, a := range append([]*attachment(nil), t.attached...) {
 		if a.out[i] < 0 {
@@ -70,7 +70,7 @@ func (t *container) spread(i int, b []byte) {
 	}
 }
 
-// push writes what fits and returns the rest.
+// push writes as much of b as fits and returns the rest.
 func (a *attachment) push(i int, b []byte) []byte {
 	for len(b) > 0 {
 		n, err := syscall.Write(a.out[i], b)
@@ -102,8 +102,8 @@ func (a *attachment) drain(i int) {
 	a.t.pauseOutput(false)
 }
 
-// pauseOutput stops or resumes reading from the container. It resumes only when
-// nobody waits any more.
+// pauseOutput stops or resumes reading the container's output. It resumes only when no attachment
+// has pending output.
 func (t *container) pauseOutput(stop bool) {
 	if !stop {
 		for _, a := range t.attached {
@@ -121,7 +121,7 @@ func (t *container) pauseOutput(stop bool) {
 			_ = t.l.add(fd, syscall.EPOLLIN, func(uint32) { t.readable(i) })
 		}
 	}
-	// The container may have ended while it was stalled.
+	// The container may have ended while its output was blocked.
 	if !stop && t.state == wire.StateExited {
 		for i := range t.out {
 			for t.out[i] >= 0 && t.l.handlers[t.out[i]] != nil && t.readable(i) {
@@ -133,7 +133,8 @@ func (t *container) pauseOutput(stop bool) {
 	}
 }
 
-// typing moves input to the container.
+// typing reads the client's input for the container. At its end it closes stdin if StdinOnce is
+// set.
 func (a *attachment) typing() {
 	t := a.t
 	n, err := syscall.Read(a.in, t.l.scratch)
@@ -152,8 +153,8 @@ func (a *attachment) typing() {
 	a.feed()
 }
 
-// feed writes typed to the container's stdin. While that is full, nothing more is
-// read from whoever types.
+// feed writes pending input to the container's stdin. While stdin is full, no more input is read
+// from the client.
 func (a *attachment) feed() {
 	t := a.t
 	for len(a.typed) > 0 && t.stdin >= 0 {
@@ -176,8 +177,8 @@ func (a *attachment) feed() {
 	}
 }
 
-// whenWritable calls f once the container's stdin takes more. A terminal's master
-// is watched for output already, so it is watched through a copy.
+// whenWritable calls f when the container's stdin accepts more input. It watches a duplicate of the
+// descriptor, because a terminal's master is already watched for output.
 func (a *attachment) whenWritable(f func()) {
 	fd, err := syscall.Dup(a.t.stdin)
 	if err != nil {
@@ -195,7 +196,7 @@ func (a *attachment) whenWritable(f func()) {
 	}
 }
 
-// closeIfIdle drops an attachment of which nothing is left.
+// closeIfIdle removes an attachment whose streams are all closed.
 func (a *attachment) closeIfIdle() {
 	if a.in < 0 && a.out[0] < 0 && a.out[1] < 0 {
 		a.close()
@@ -217,7 +218,8 @@ func (a *attachment) close() {
 	a.t.pauseOutput(false)
 }
 
-// detachAll lets everybody attached see the end of the output, after what waits.
+// detachAll closes the attachments without pending output, so that clients see the end of the
+// output.
 func (t *container) detachAll() {
 	for _, a := range append([]*attachment(nil), t.attached...) {
 		if len(a.waiting[0])+len(a.waiting[1]) == 0 {

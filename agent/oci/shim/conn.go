@@ -6,18 +6,18 @@ import (
 	"keelson.dev/keelson/agent/oci/wire"
 )
 
-// conn is one agent.
+// conn is the connection of one agent.
 type conn struct {
 	l      *loop
 	fd     int
 	in     []byte
 	out    []byte
-	files  []int // received, not yet taken by a message
+	files  []int // received descriptors that no message has used yet
 	closed bool
 
-	hello   bool           // has said Hello, and wants to hear of ends
-	version int64          // of what is said on this connection
-	execs   map[uint32]int // request → pid of what runs for it
+	hello   bool           // Hello was received: send it the ends of processes
+	version int64          // protocol version of this connection
+	execs   map[uint32]int // request ID → PID of its command
 }
 
 func (l *loop) accept(listen int) {
@@ -72,7 +72,7 @@ func (c *conn) receive() {
 		if used == 0 {
 			break
 		}
-		c.in = c.in[used:] // before: what the frame asks for may end the connection
+		c.in = c.in[used:] // before handle, which may close the connection
 		c.handle(f)
 	}
 	if len(c.in) == 0 {
@@ -80,7 +80,7 @@ func (c *conn) receive() {
 	}
 }
 
-// take removes the files that belong to a message.
+// take removes and returns the n descriptors of a message.
 func (c *conn) take(n int) ([]int, error) {
 	if len(c.files) < n {
 		return nil, failure("files are missing")
@@ -121,8 +121,8 @@ func (c *conn) flush() {
 	}
 }
 
-// close ends the connection. What ran for it alone is killed: nobody can ever
-// learn its result.
+// close closes the connection. Commands of its exec requests are killed, because their result could
+// not be delivered.
 func (c *conn) close() {
 	if c.closed {
 		return
@@ -160,8 +160,8 @@ func (c *conn) started(id uint32, pid int, result string, err error) {
 	c.send(wire.KindStarted, id, &s)
 }
 
-// greet settles in which version the two sides speak. An agent from before there were versions sends nothing with
-// its Hello.
+// greet handles Hello and sets the protocol version. An agent older than protocol versions sends
+// Hello with an empty body.
 func (c *conn) greet(f wire.Frame) error {
 	if len(f.Body) == 0 {
 		c.hello = true
@@ -180,11 +180,11 @@ func (c *conn) greet(f wire.Frame) error {
 	return nil
 }
 
-// read decodes what a frame carries; m is zero.
+// read decodes the body of a frame into m, which must be zero.
 func (c *conn) read(f wire.Frame, m wire.Message) error { return wire.Unmarshal(c.version, f.Body, m) }
 
-// handle does what one frame asks for. A frame that does not parse ends the
-// connection: the other side is not ours. Neither is one that does not begin with Hello.
+// handle performs the request of one frame. A malformed frame closes the connection, and so does a
+// first frame that is not Hello.
 func (c *conn) handle(f wire.Frame) {
 	err := error(wire.ErrMalformed)
 	if c.hello || f.Kind == wire.KindHello {
@@ -244,13 +244,13 @@ func (c *conn) serve(f wire.Frame) error {
 	case wire.KindShutdown:
 		l.shutdown()
 		c.done(f.ID, nil)
-	default: // of an agent of a later release, which learns that it has to do without
+	default: // from an agent of a later release, which must do without it
 		c.done(f.ID, failure("this shim knows no request of kind "+itoa(int(f.Kind))))
 	}
 	return err
 }
 
-// announce tells every agent that a process ended.
+// announce sends the end of a process to every agent that has sent Hello.
 func (l *loop) announce(e *wire.Exited) {
 	for _, c := range append([]*conn(nil), l.conns...) {
 		if c.hello {
@@ -259,7 +259,7 @@ func (l *loop) announce(e *wire.Exited) {
 	}
 }
 
-// heard says that an agent listens.
+// heard reports whether a connected agent receives the ends of processes.
 func (l *loop) heard() bool {
 	for _, c := range l.conns {
 		if c.hello {
@@ -269,7 +269,7 @@ func (l *loop) heard() bool {
 	return false
 }
 
-// signal delivers a signal to a process that has not been reaped.
+// signal sends a signal to the target process of m. A process that has ended is not an error.
 func (l *loop) signal(c *conn, m *wire.Signal) error {
 	pid := 0
 	switch {
@@ -285,7 +285,7 @@ func (l *loop) signal(c *conn, m *wire.Signal) error {
 		}
 	}
 	if pid <= 0 {
-		return nil // ended already: what a signal wants to reach
+		return nil // the target has already ended
 	}
 	if err := syscall.Kill(pid, syscall.Signal(m.Signal)); err != nil && err != syscall.ESRCH {
 		return failure(describe("kill "+itoa(pid), err))
@@ -301,7 +301,7 @@ func (l *loop) target(kind wire.Kind, m *wire.Target) error {
 	if kind == wire.KindReopen {
 		return t.log.reopen()
 	}
-	if t.state != wire.StateExited { // also while keelson-oci makes it
+	if t.state != wire.StateExited { // also while keelson-oci creates it
 		return failure("container " + m.Container + " has not ended")
 	}
 	t.release()
@@ -314,7 +314,7 @@ func (l *loop) target(kind wire.Kind, m *wire.Target) error {
 	return nil
 }
 
-// shutdown ends the loop; the answer to it is the last thing written.
+// shutdown kills pause and stops the loop after the current request, whose response is still sent.
 func (l *loop) shutdown() {
 	if l.pausePID > 0 && !l.pauseEnded {
 		_ = syscall.Kill(l.pausePID, syscall.SIGKILL)

@@ -7,7 +7,7 @@ import (
 	"keelson.dev/keelson/agent/oci/wire"
 )
 
-// container is one container of the pod. state is 0 while keelson-oci makes it.
+// container is one container of the pod. state is 0 while keelson-oci creates it.
 type container struct {
 	l       *loop
 	req     wire.Create
@@ -18,15 +18,15 @@ type container struct {
 	log     logFile
 
 	out      [2]int // read ends of stdout and stderr; with a terminal its master and -1
-	stdin    int    // write end of stdin, or the master again
+	stdin    int    // write end of stdin, or the terminal's master
 	fifo     int
 	onStart  func(error)
 	attached []*attachment
 }
 
-// helperFiles are the descriptors of a keelson-oci process: 0 to 2 are its own
-// (the answer goes to 1), 3 to 5 the container's streams, 6 the socket to which a
-// terminal is sent.
+// helperFiles returns the descriptors of a keelson-oci process: 0 to 2 are its own (it writes its
+// response to 1), 3 to 5 are the container's streams, and 6 is the socket to which a terminal is
+// sent.
 func (l *loop) helperFiles(answer int, in, out, errs, console int) []uintptr {
 	f := []uintptr{uintptr(l.devNull), uintptr(answer), 2, uintptr(in), uintptr(out), uintptr(errs)}
 	if console >= 0 {
@@ -42,8 +42,8 @@ func helperArgs(verb, bundle string, tty bool) []string {
 	return []string{verb, bundle}
 }
 
-// runHelper runs keelson-oci and calls done with the pid it reports and its
-// answer, or with why none exists.
+// runHelper runs keelson-oci. It calls done with the reported PID and the response, or with the
+// error.
 func (l *loop) runHelper(oci string, args []string, files func(answer int) []uintptr, done func(pid int, answer string, err error)) {
 	var p [2]int
 	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
@@ -53,7 +53,7 @@ func (l *loop) runHelper(oci string, args []string, files func(answer int) []uin
 	pid, err := syscall.ForkExec(oci, append([]string{"keelson-oci"}, args...), &syscall.ProcAttr{
 		Dir: "/", Env: []string{"GOMAXPROCS=2", "GOGC=off", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"},
 		Files: files(p[1]),
-		// Without a shim nobody wants what it makes.
+		// If the shim dies, the result is not needed: kill the helper.
 		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	})
 	syscall.Close(p[1])
@@ -72,8 +72,8 @@ func (l *loop) runHelper(oci string, args []string, files func(answer int) []uin
 	})
 }
 
-// parseAnswer splits what keelson-oci printed: the pid (0 when it failed) on the
-// first line, then JSON or the error.
+// parseAnswer parses the output of keelson-oci: the PID (0 on failure) in the first line, then JSON
+// or the error.
 func parseAnswer(text string) (pid int, answer string, err error) {
 	for i := range len(text) {
 		if text[i] != '\n' {
@@ -153,8 +153,8 @@ func (l *loop) remove(t *container) {
 	}
 }
 
-// openStreams makes the pipes, or the socket over which the terminal will come.
-// theirs are the container's ends: stdin, stdout, stderr, console socket.
+// openStreams creates the container's pipes, or the socket pair on which the terminal arrives
+// (console). theirs are the container's ends: stdin, stdout, stderr, console socket.
 func (t *container) openStreams() (theirs [4]int, console int, err error) {
 	null := t.l.devNull
 	theirs, console = [4]int{null, null, null, -1}, -1
@@ -182,8 +182,8 @@ func (t *container) openStreams() (theirs [4]int, console int, err error) {
 	return theirs, -1, nil
 }
 
-// receiveTerminal takes the master that the container's init has sent. keelson-oci
-// has ended, so it is there or will never come.
+// receiveTerminal receives the terminal's master from the container's init. keelson-oci has exited,
+// so the master is either already in the socket or will never arrive.
 func (t *container) receiveTerminal(console int) error {
 	oob := make([]byte, syscall.CmsgSpace(4))
 	_, oobn, _, _, err := syscall.Recvmsg(console, t.l.scratch, oob, syscall.MSG_CMSG_CLOEXEC|syscall.MSG_DONTWAIT)
@@ -223,8 +223,8 @@ func (t *container) watchStreams() error {
 	return nil
 }
 
-// readable moves what the container wrote into its log and to whoever is attached.
-// more says that there may be more at once.
+// readable copies output of stream i to the log and to the attachments. more reports whether there
+// may be more output now.
 func (t *container) readable(i int) (more bool) {
 	n, err := syscall.Read(t.out[i], t.l.scratch)
 	switch {
@@ -232,7 +232,7 @@ func (t *container) readable(i int) (more bool) {
 		return true
 	case err == syscall.EAGAIN:
 		return false
-	case err != nil || n <= 0: // EIO: the last holder of the terminal is gone
+	case err != nil || n <= 0: // EIO: no process has the terminal open
 		t.log.flush(i)
 		if t.stdin == t.out[i] {
 			t.stdin = -1
@@ -264,7 +264,8 @@ func (l *loop) start(c *conn, id uint32, m *wire.Start) {
 		c.done(id, failure("container "+m.Container+" is being started"))
 		return
 	}
-	// init waits for a reader of its fifo, writes one byte and becomes the program.
+	// The container's init waits until its FIFO is opened, writes one byte, and executes the
+	// program.
 	fd, err := syscall.Open(m.Fifo, syscall.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
 	if err != nil {
 		c.done(id, failure(describe("open "+m.Fifo, err)))
@@ -294,12 +295,11 @@ func (l *loop) start(c *conn, id uint32, m *wire.Start) {
 	}
 }
 
-// ended records how the container's first process ended. Whatever it wrote comes
-// first; descendants outside its process namespace may keep the streams open
-// beyond that.
+// ended records how the container's first process ended. Its pending output is read first.
+// Descendants in a shared PID namespace may keep the streams open longer.
 func (t *container) ended(code int, at int64) {
 	if t.onStart != nil {
-		// It may have been started and be gone by now: the byte in the fifo says so.
+		// It may have been started and have ended meanwhile: then there is a byte in the FIFO.
 		if n, _ := syscall.Read(t.fifo, t.l.scratch[:16]); n > 0 {
 			t.onStart(nil)
 		} else {
@@ -326,7 +326,7 @@ func (t *container) ended(code int, at int64) {
 		t.detachAll()
 	}
 	if t.req.EndFile != "" {
-		// An agent that listens syncs the file itself, once it is told; this loop waits for no disk then.
+		// A connected agent syncs the file itself, so this loop need not wait for the disk.
 		if err := replaceFile(t.req.EndFile, record+"\n"+t.req.EndNote, !t.l.heard()); err != nil {
 			complain(describe("record the end in "+t.req.EndFile, err))
 		}
@@ -334,8 +334,8 @@ func (t *container) ended(code int, at int64) {
 	t.l.announce(&t.exit)
 }
 
-// oomKilled looks up whether the kernel killed a process of the container for
-// memory: both memory.oom_control (v1) and memory.events (v2) count in "oom_kill N".
+// oomKilled reports whether the kernel killed a process of the container for lack of memory.
+// memory.oom_control (v1) and memory.events (v2) both have a line "oom_kill N".
 func (t *container) oomKilled() bool {
 	if t.req.OOMFile == "" {
 		return false
@@ -365,7 +365,7 @@ func oomCount(b []byte) int {
 	return 0
 }
 
-// release closes whatever is open.
+// release closes all open descriptors of the container.
 func (t *container) release() {
 	t.detachAll()
 	if t.stdin == t.out[0] {
@@ -434,10 +434,10 @@ func closeAll(fds []int) {
 	}
 }
 
-// maxComplaints bounds the shim's own log, which lies on a tmpfs of the host.
+// maxComplaints bounds the shim's own log, which is on a tmpfs of the host.
 const maxComplaints = 64 << 10
 
-// complain writes a line to the shim's own log, which begins anew when it is full.
+// complain writes a line to the shim's own log. A full log is truncated first.
 func complain(s string) {
 	var st syscall.Stat_t
 	if err := syscall.Fstat(2, &st); err == nil && st.Mode&syscall.S_IFMT == syscall.S_IFREG && st.Size > maxComplaints {

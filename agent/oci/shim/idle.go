@@ -5,13 +5,13 @@ import (
 	"syscall"
 )
 
-// idleAfter is how many milliseconds without an event pass before a shim counts as idle.
+// idleAfter is the time without an event, in milliseconds, after which a shim counts as idle.
 const idleAfter = 1000
 
-// program are the parts of this process' memory that are the program itself and are never written.
+// program is the list of read-only mappings of this process's own binary, as address ranges.
 type program [][2]uintptr
 
-// ownProgram finds them; without them there is nothing to let go of.
+// ownProgram returns the mappings of this process; nil if they cannot be read.
 func ownProgram() program {
 	fd, err := syscall.Open("/proc/self/maps", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 	if err != nil {
@@ -26,8 +26,8 @@ func ownProgram() program {
 	return parseMaps(buf[:n], "keelson-shim")
 }
 
-// parseMaps takes the mappings of a file of that name that cannot be written from the text of /proc/self/maps, of which
-// the last line may be cut.
+// parseMaps parses /proc/self/maps and returns the read-only mappings of files with this name. The
+// last line may be truncated.
 func parseMaps(text []byte, name string) program {
 	var p program
 	for start, i := 0, 0; i < len(text); i++ {
@@ -59,8 +59,8 @@ func find(s string, c byte) int {
 	return -1
 }
 
-// letGo gives the program's pages back to the page cache, where all shims of the node share them. What runs next
-// brings in what it needs, which is little: a start and its helpers run through most of it, an event does not.
+// letGo drops the program's pages from this process. They stay in the page cache, which all shims
+// of the node share. An event needs few of them again; the start and the helpers had touched most.
 func (p program) letGo() {
 	for _, m := range p {
 		const dontNeed = 4
@@ -68,7 +68,7 @@ func (p program) letGo() {
 	}
 }
 
-// wait is epoll_wait. Once nothing has happened for a while it lets go of what an idle shim does not need.
+// wait is epoll_wait. After idleAfter without an event, it drops the program's pages.
 func (l *loop) wait(events []syscall.EpollEvent) (int, error) {
 	n, err := syscall.EpollWait(l.epoll, events, idleAfter)
 	if n == 0 && err == nil {

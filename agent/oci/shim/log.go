@@ -2,32 +2,31 @@ package shim
 
 import "syscall"
 
-// maxLine is the longest piece of a line that is held back; longer lines are
-// written in parts.
+// maxLine is the longest part of a line that is buffered; longer lines are written in parts.
 const maxLine = 16 << 10
 
-// logFile writes a container's output in CRI's format:
+// logFile writes a container's output in the CRI log format:
 //
 //	2006-01-02T15:04:05.000000000Z stdout F line
 //
-// with P instead of F for a part of a line: one that goes on, or a last one without a newline.
+// The tag P instead of F marks a partial line: it continues, or is a last line without a newline.
 type logFile struct {
 	path  string
 	fd    int
 	size  int64
-	limit int64 // rotate beyond; 0 = never
-	files int   // kept, the live one included
+	limit int64 // size at which to rotate; 0 = never
+	files int   // number of files, including the current one
 	held  [2][]byte
 
-	failing bool // the last write failed, and that has been said
+	failing bool // the last write failed, and this was logged
 }
 
-// reopen opens the file by its name again: whoever rotates has moved it.
+// reopen opens the log file by its path again, after an external rotation has renamed it.
 func (f *logFile) reopen() error {
 	if f.path == "" {
 		return nil
 	}
-	// Others may write to the folder of logs. What they put here in a log's place is not written to.
+	// Others may write to the log directory. A link or other file in the log's place is not used.
 	const flags = syscall.O_WRONLY | syscall.O_CREAT | syscall.O_APPEND | syscall.O_CLOEXEC | syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 	fd, err := syscall.Open(f.path, flags, 0o640)
 	if err != nil {
@@ -64,7 +63,7 @@ func (f *logFile) write(stream int, b []byte) {
 	f.put(appendLines(nil, stamp[:], stream, &f.held[stream], b))
 }
 
-// flush writes the part of a line that was never ended, as a part: the stream is closed.
+// flush writes the buffered part of an unterminated line as a partial line. The stream is closed.
 func (f *logFile) flush(stream int) {
 	if f.fd >= 0 && len(f.held[stream]) > 0 {
 		var stamp [30]byte
@@ -74,8 +73,8 @@ func (f *logFile) flush(stream int) {
 	}
 }
 
-// put writes whole lines, or none: what does not fit onto the disk is lost, and the container goes on, for a full disk
-// is not its fault.
+// put writes lines completely or not at all. If the disk is full, the lines are lost and the
+// container continues.
 func (f *logFile) put(lines []byte) {
 	if len(lines) == 0 {
 		return
@@ -84,7 +83,7 @@ func (f *logFile) put(lines []byte) {
 		f.rotate()
 	}
 	if err := writeAll(f.fd, lines); err != nil {
-		_ = syscall.Ftruncate(f.fd, f.size) // no half line, to which the next one would be joined
+		_ = syscall.Ftruncate(f.fd, f.size) // remove a partly written line, to which the next one would be appended
 		if !f.failing {
 			complain(describe("write log "+f.path, err))
 		}
@@ -95,12 +94,12 @@ func (f *logFile) put(lines []byte) {
 	f.size += int64(len(lines))
 }
 
-// rotate moves path to path.1, that to path.2 and so on; the oldest is replaced. When there can be no new file, the
-// live one begins anew: a log never grows beyond its limit.
+// rotate renames path to path.1, path.1 to path.2 and so on; the oldest file is replaced. If no new
+// file can be created, it truncates the current one: a log never exceeds its limit.
 func (f *logFile) rotate() {
 	if f.files > 1 {
 		next := f.path + ".next"
-		_ = syscall.Unlink(next) // of a rotation that was cut off, or somebody else's
+		_ = syscall.Unlink(next) // left by an interrupted rotation, or created by another program
 		fd, err := syscall.Open(next, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_EXCL|syscall.O_APPEND|syscall.O_CLOEXEC,
 			0o640)
 		if err == nil {
@@ -125,8 +124,7 @@ func (f *logFile) rotate() {
 	}
 }
 
-// appendLines appends b as log lines to dst. held keeps the start of a line whose
-// end has not come yet.
+// appendLines appends b to dst as log lines. held is the start of a line without its end yet.
 func appendLines(dst, stamp []byte, stream int, held *[]byte, b []byte) []byte {
 	for len(b) > 0 {
 		end := -1

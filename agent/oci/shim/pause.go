@@ -7,11 +7,11 @@ import (
 	"keelson.dev/keelson/agent/oci/wire"
 )
 
-// The user that pause runs as. It owns nothing.
+// nobody is the user ID of pause. It owns no files.
 const nobody = 65535
 
-// startPause starts the shim's own binary as helper, which enters the pod's
-// namespaces, locks itself into an empty root and becomes pause.
+// startPause executes the shim's own binary as a helper. The helper enters the pod's namespaces,
+// confines itself to an empty root, and executes pause.
 func (l *loop) startPause(c *conn, id uint32, m *wire.Pause) {
 	if l.pausePID != 0 {
 		c.started(id, 0, "", failure("pause has been started already"))
@@ -50,7 +50,7 @@ func (l *loop) startPause(c *conn, id uint32, m *wire.Pause) {
 		l.announce(&wire.Exited{Code: int64(code), Time: at})
 	})
 	l.expect()
-	// The pipe closes when the helper has become pause, or brings its complaint.
+	// The helper writes its error to the pipe, or the pipe closes when it executes pause.
 	l.collect(p[0], func(text string) {
 		if text != "" {
 			c.started(id, 0, "", failure("pause: "+text))
@@ -60,7 +60,7 @@ func (l *loop) startPause(c *conn, id uint32, m *wire.Pause) {
 	})
 }
 
-// collect reads fd to its end without blocking the loop.
+// collect reads fd to its end without blocking the loop, then calls done with the text.
 func (l *loop) collect(fd int, done func(text string)) {
 	var text []byte
 	_ = syscall.SetNonblock(fd, true)
@@ -84,11 +84,11 @@ func (l *loop) collect(fd int, done func(text string)) {
 	}
 }
 
-// BecomePause is the helper's life: args are root, program, network namespace,
-// host name and sysctls. It returns only when something failed. IPC, UTS and PID
-// namespaces are new already where they are wanted.
+// BecomePause is the main function of the pause helper. args are root, program, network namespace,
+// host name and sysctls. It returns only on an error. New IPC, UTS and PID namespaces were created
+// when the helper was cloned.
 func BecomePause(args []string) error {
-	runtime.LockOSThread() // namespaces and credentials are the thread's; exec keeps this one
+	runtime.LockOSThread() // namespaces and credentials belong to the thread; exec keeps this one
 	if len(args) < 4 {
 		return failure("arguments are missing")
 	}
@@ -122,7 +122,7 @@ func BecomePause(args []string) error {
 	return failure(describe("exec "+program, syscall.Exec(program, []string{program}, nil)))
 }
 
-// setSysctl writes "a.b.c=value". Names may use slashes, as for sysctl(8).
+// setSysctl writes a sysctl "a.b.c=value". Names may contain slashes, as in sysctl(8).
 func setSysctl(s string) error {
 	for i := range len(s) {
 		if s[i] != '=' {
@@ -150,9 +150,8 @@ func setSysctl(s string) error {
 	return failure("sysctl without value: " + s)
 }
 
-// enterRoot moves the process into a mount namespace in which there is nothing but
-// root, so that another container of a shared process namespace finds no host
-// behind /proc/1/root.
+// enterRoot moves the process into a mount namespace that contains only root. A container in a
+// shared PID namespace therefore cannot reach the host through /proc/1/root.
 func enterRoot(root string) error {
 	if err := syscall.Unshare(syscall.CLONE_NEWNS); err != nil {
 		return failure(describe("unshare mounts", err))
@@ -178,7 +177,7 @@ func enterRoot(root string) error {
 	return nil
 }
 
-// dropRights changes this thread alone; exec makes it the process.
+// dropRights changes the credentials of this thread only; exec applies them to the process.
 func dropRights() error {
 	if err := setNoNewPrivs(); err != nil {
 		return failure(describe("no_new_privs", err))

@@ -1,11 +1,10 @@
-// Package shim is the parent of one pod's processes. It holds their standard
-// streams and terminals, writes their logs, reaps them and records how they
-// ended; agents come and go on its socket.
+// Package shim is the parent process of one pod's processes. It holds their standard streams and
+// terminals, writes their logs, reaps them and records how they ended. Agents connect to its socket
+// and may be restarted.
 //
-// One thread runs one epoll loop; a second waits for children. There is one shim
-// for every pod of a node, so memory is what counts: nothing here imports os, fmt
-// or time, buffers are shared, and a stream costs a buffer only while it holds
-// half a line.
+// One thread runs an epoll loop; a second waits for children. Every pod of a node has a shim, so
+// its memory use matters. Therefore the package does not import os, fmt or time, shares buffers,
+// and buffers a stream only while a line is incomplete.
 package shim
 
 import (
@@ -15,10 +14,10 @@ import (
 	"keelson.dev/keelson/agent/oci/wire"
 )
 
-// ListenFD is the listening socket that the agent passes to its shim.
+// ListenFD is the descriptor of the listening socket that the agent passes to its shim.
 const ListenFD = 3
 
-// failure is an error that is only text.
+// failure is an error that consists of text only.
 type failure string
 
 func (f failure) Error() string { return string(f) }
@@ -32,21 +31,21 @@ type loop struct {
 	devNull  int
 	handlers map[int]handler
 	conns    []*conn
-	scratch  []byte // every read goes through it
+	scratch  []byte // shared read buffer
 	program  program
 
 	pausePID   int
 	pauseEnded bool
 	containers []*container
 	children   map[int]*child
-	early      map[int]early // ended before keelson-oci had said whose they are
-	helpers    int           // keelson-oci processes under way
-	reaped     chan struct{} // asks the waiting thread for one more child
-	waiting    bool          // it has been asked
+	early      map[int]early // ended before keelson-oci had reported their PID
+	helpers    int           // running keelson-oci processes
+	reaped     chan struct{} // requests the waiting thread to wait for one child
+	waiting    bool          // the request was sent
 	quit       bool
 }
 
-// child is a process that the shim expects to end.
+// child is a process whose end the shim handles.
 type child struct {
 	ended func(code int, now int64)
 }
@@ -56,8 +55,7 @@ type early struct {
 	time int64
 }
 
-// Run serves on listenFD until it is told to shut down. self is the path of the
-// running binary.
+// Run serves on listenFD until a shutdown request. self is the path of the running binary.
 func Run(listenFD int, self string) error {
 	if err := setSubreaper(); err != nil {
 		return err
@@ -97,7 +95,7 @@ func (l *loop) serve() error {
 			return err
 		}
 		for _, e := range events[:n] {
-			// A handler of this round may have closed the descriptor.
+			// An earlier handler of this round may have closed the descriptor.
 			if h := l.handlers[int(e.Fd)]; h != nil {
 				h(e.Events)
 			}
@@ -114,7 +112,7 @@ func (l *loop) add(fd int, events uint32, h handler) error {
 	return nil
 }
 
-// mod changes what fd is watched for; 0 leaves only hang-ups.
+// mod changes the events for which fd is watched; 0 leaves only hang-ups.
 func (l *loop) mod(fd int, events uint32) {
 	_ = syscall.EpollCtl(l.epoll, syscall.EPOLL_CTL_MOD, fd, &syscall.EpollEvent{Events: events, Fd: int32(fd)})
 }
@@ -127,7 +125,7 @@ func (l *loop) forget(fd int) {
 	}
 }
 
-// drop stops watching *fd, closes it and marks it closed.
+// drop stops watching *fd, closes it and sets it to -1.
 func (l *loop) drop(fd *int) {
 	if *fd < 0 {
 		return
@@ -146,7 +144,7 @@ func (l *loop) find(id string) *container {
 	return nil
 }
 
-// snapshot says all there is to say to an agent that has just come.
+// snapshot returns the state of pause and all containers, for an agent that has just connected.
 func (l *loop) snapshot() *wire.Snapshot {
 	s := &wire.Snapshot{PausePID: int64(l.pausePID), PauseEnded: l.pauseEnded}
 	for _, c := range l.containers {
@@ -157,9 +155,8 @@ func (l *loop) snapshot() *wire.Snapshot {
 	return s
 }
 
-// watchChildren starts the thread that waits. It only looks (WNOWAIT): children
-// are reaped in the loop, so a signal sent from the loop never meets a pid that
-// somebody else has by now.
+// watchChildren starts the thread that waits for children. It uses WNOWAIT, and only the loop
+// reaps. So a signal that the loop sends never reaches a reused PID.
 func (l *loop) watchChildren() error {
 	var p [2]int
 	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
@@ -182,7 +179,7 @@ func (l *loop) watchChildren() error {
 	})
 }
 
-// expect makes sure that somebody waits as long as there are children.
+// expect makes the second thread wait for the next child, unless it already waits.
 func (l *loop) expect() {
 	if !l.waiting {
 		l.waiting = true
@@ -198,7 +195,7 @@ func (l *loop) reap() {
 			continue
 		}
 		if err == syscall.ECHILD {
-			return // the next spawn waits again
+			return // no children: the next spawn waits again
 		}
 		if err != nil || pid <= 0 {
 			l.expect()
@@ -217,7 +214,8 @@ func (l *loop) reap() {
 	}
 }
 
-// own registers a process that keelson-oci has left to us; it may have ended already.
+// own registers the handler of a process that keelson-oci has left as the shim's child. If the
+// process has already ended, the handler is called at once.
 func (l *loop) own(pid int, ended func(code int, now int64)) {
 	l.children[pid] = &child{ended}
 	if e, ok := l.early[pid]; ok {
@@ -232,7 +230,7 @@ func (l *loop) helperDone() {
 	if l.helpers--; l.helpers == 0 {
 		clear(l.early)
 	}
-	l.expect() // it has left us a child, perhaps the first one
+	l.expect() // keelson-oci has left a child, perhaps the first one
 }
 
 func describe(what string, err error) string { return what + ": " + err.Error() }

@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// What package syscall lacks.
+// Constants that package syscall lacks.
 const (
 	prSetChildSubreaper = 36
 	prSetNoNewPrivs     = 38
@@ -29,7 +29,7 @@ func setNoNewPrivs() error {
 	return nil
 }
 
-// waitAny blocks until some child has ended and leaves it to be reaped.
+// waitAny blocks until a child has ended, without reaping it.
 func waitAny() error {
 	var info [128]byte
 	_, _, e := syscall.Syscall6(syscall.SYS_WAITID, pAll, 0, uintptr(unsafe.Pointer(&info[0])), syscall.WEXITED|wNoWait, 0, 0)
@@ -39,7 +39,7 @@ func waitAny() error {
 	return nil
 }
 
-// now is the time in ns since 1970.
+// now returns the time in ns since 1970.
 func now() int64 {
 	var ts syscall.Timespec
 	if _, _, e := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockRealtime, uintptr(unsafe.Pointer(&ts)), 0); e != 0 {
@@ -67,7 +67,7 @@ func setns(fd int, kind uintptr) error {
 
 func setHostname(name string) error { return syscall.Sethostname([]byte(name)) }
 
-// readFile reads a small file whole.
+// readFile reads a whole small file.
 func readFile(path string) ([]byte, error) {
 	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 	if err != nil {
@@ -102,7 +102,7 @@ func writeAll(fd int, b []byte) error {
 	return nil
 }
 
-// replaceFile writes a file so that it is either there whole or not at all; with sync also after a power cut.
+// replaceFile replaces a file atomically. With sync, the new content also survives a power failure.
 func replaceFile(path, content string, sync bool) error {
 	tmp := path + ".new"
 	fd, err := syscall.Open(tmp, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_TRUNC|syscall.O_CLOEXEC, 0o600)
@@ -126,7 +126,7 @@ func replaceFile(path, content string, sync bool) error {
 	return syncFolder(path)
 }
 
-// syncFolder makes the entry of path outlive a power cut.
+// syncFolder syncs the directory of path.
 func syncFolder(path string) error {
 	i := len(path) - 1
 	for i > 0 && path[i] != '/' {

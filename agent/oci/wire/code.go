@@ -1,20 +1,21 @@
 package wire
 
-// Message is what a frame carries.
+// Message is the body of a frame.
 type Message interface {
-	// fields visits every field, in the order of version 0.
+	// fields calls a method of c for every field, in the order of version 0.
 	fields(c *coder)
 }
 
-// Marshal writes m in the form of a version.
+// Marshal encodes m in the form of a protocol version.
 func Marshal(version int64, m Message) []byte {
 	c := coder{version: version}
 	m.fields(&c)
 	return c.b
 }
 
-// Unmarshal reads m, which must be zero, in the form of a version. It returns ErrMalformed for what no release can
-// have written. Fields that this release does not know are skipped, those that are missing stay zero.
+// Unmarshal decodes b into m, which must be zero, in the form of a protocol version. It returns
+// ErrMalformed for bytes that no release can have written. Unknown fields are skipped; missing
+// fields stay zero.
 func Unmarshal(version int64, b []byte, m Message) error {
 	c := coder{version: version, decoding: true, b: b}
 	if version == 0 {
@@ -35,7 +36,7 @@ func Unmarshal(version int64, b []byte, m Message) error {
 	return nil
 }
 
-// The types of fields, numbered as in protocol buffers.
+// The wire types of fields, numbered as in protocol buffers.
 const (
 	typeNumber = 0
 	typeFixed8 = 1
@@ -43,22 +44,23 @@ const (
 	typeFixed4 = 5
 )
 
-// coder is at work on one message. Its methods are called by the message for each of its fields: in version 0 each
-// call writes or takes the field; later, writing, it writes the field with its tag unless it is zero, and
-// reading, it takes the one field at hand if that is the one.
+// coder encodes or decodes one message. The message calls a method for each of its fields. In
+// version 0, each call writes or reads the field. In later versions, an encoding call writes the
+// field with its tag unless it is zero. A decoding call reads the current field if it has the same
+// tag.
 type coder struct {
 	version  int64
 	decoding bool
-	b        []byte // written so far, or still to be read
+	b        []byte // encoded so far, or still to be decoded
 	bad      bool
 
-	tag  uint64 // reading: of the field at hand; 0 = skip it
+	tag  uint64 // decoding: tag of the current field; 0 = skip it
 	kind uint64
 	val  uint64
 	data []byte
 }
 
-// next takes the next field off the rest.
+// next reads the next field from the input.
 func (c *coder) next() {
 	key := c.uvarint()
 	c.tag, c.kind = key>>3, key&7
@@ -81,7 +83,7 @@ func (c *coder) next() {
 	}
 }
 
-// at says that the field at hand is the one asked for.
+// at reports whether the current field has this tag. A wrong type marks the message as malformed.
 func (c *coder) at(tag int, kind uint64) bool {
 	if c.tag != uint64(tag) {
 		return false
@@ -184,13 +186,14 @@ func (c *coder) strs(tag int, p *[]string) {
 	}
 }
 
-// count is how many elements of a list follow: in version 0 all of them, later the one at hand or none.
+// count returns the number of list elements that follow: all of them in version 0, else 1 or 0 for
+// the current field.
 func (c *coder) count(tag int, have int) int64 {
 	n := int64(have)
 	switch {
 	case c.version == 0:
 		c.num(tag, &n)
-		// Each element takes a byte at least: a count beyond the rest is a lie.
+		// Each element takes at least one byte, so a larger count is invalid.
 		if c.decoding && (n < 0 || n > int64(len(c.b))) {
 			c.bad, c.b = true, nil
 			return 0
@@ -203,7 +206,7 @@ func (c *coder) count(tag int, have int) int64 {
 	return n
 }
 
-// message is a message within the message; in version 0 its fields are the outer one's.
+// message is an embedded message. In version 0, its fields are inlined into the outer message.
 func (c *coder) message(tag int, m Message) {
 	switch {
 	case c.version == 0:
@@ -223,7 +226,7 @@ func (c *coder) bytes(s string) {
 	c.b = append(c.b, s...)
 }
 
-// take cuts n bytes off the rest.
+// take removes and returns the next n bytes of the input.
 func (c *coder) take(n uint64) []byte {
 	if n > uint64(len(c.b)) {
 		c.bad, c.b = true, nil

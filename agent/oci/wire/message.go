@@ -1,65 +1,69 @@
 package wire
 
-// Hello is the first frame on every connection: who asks and what it can do. It and Welcome are in tagged form in
-// every version. A shim of version 0 does not read it and answers with its Snapshot.
+// Hello is the first frame on every connection: the agent's version and features. Hello and Welcome
+// are in tagged form in every version. A shim of version 0 ignores the content and responds with
+// its Snapshot.
 type Hello struct {
-	Version  int64  // the highest that the agent speaks
-	Features uint64 // bits, of both sides: Feature...
+	Version  int64  // highest version that the agent supports
+	Features uint64 // bits: Feature...
 }
 
-// Welcome answers Hello. What follows on the connection, in both directions, is in the form of Version.
+// Welcome is the response to Hello. All later frames of the connection, in both directions, are in
+// the form of Version.
 type Welcome struct {
-	Version  int64 // the highest that both sides speak
+	Version  int64 // highest version that both sides support
 	Features uint64
 	Snapshot Snapshot
 }
 
-// Pause asks for the pod's pause process.
+// Pause requests to start the pod's pause process.
 type Pause struct {
-	Root     string   // folder that becomes its root; holds the program
-	Program  string   // path of the program below Root: "/keelson-pause"
+	Root     string   // directory that becomes its root; contains the program
+	Program  string   // path of the program in Root: "/keelson-pause"
 	NetNS    string   // path of the network namespace to join; "" = the shim's
-	NewIPC   bool     // an IPC namespace of its own
-	NewUTS   bool     // a host name of its own
-	NewPID   bool     // the pod's containers share a process namespace with pause as first process
+	NewIPC   bool     // create an IPC namespace
+	NewUTS   bool     // create a UTS namespace
+	NewPID   bool     // create a PID namespace with pause as first process, for all containers
 	Hostname string   // with NewUTS
 	Sysctls  []string // "net.core.somaxconn=1024"
 }
 
-// Create asks for a container, which then waits for Start.
+// Create requests to create a container, which then waits for Start.
 type Create struct {
 	Container string
 	OCI       string // path of keelson-oci
-	Bundle    string // path of the request file that keelson-oci reads
+	Bundle    string // path of the request file for keelson-oci
 	Log       string // path of the log; "" = output is dropped
-	LogSize   int64  // rotate at that size
+	LogSize   int64  // size at which the log is rotated
 	LogFiles  int64
-	ExitFile  string // where the end is recorded
+	ExitFile  string // file for the record of its end
 	OOMFile   string // memory.oom_control or memory.events of its cgroup; "" = none
 	TTY       bool
 	Stdin     bool
 	StdinOnce bool
 
-	// Where the end is kept beyond a power cut, and what is written there with it; "" = nowhere. Since version 1.
+	// EndFile is the durable file for the end of the container; "" = none. EndNote is written to it
+	// after the end. Since version 1.
 	EndFile, EndNote string
 }
 
-// Start releases a created container.
+// Start requests to start a created container.
 type Start struct {
 	Container string
 	Fifo      string
 }
 
-// Signal goes to the first process of a container, to pause when Container is
-// empty, or to the process of the Exec with that request id on this connection.
+// Signal requests to send a signal to the first process of a container, or to pause if Container is
+// empty. If Exec is set, the target is the process of the Exec request with that ID on this
+// connection.
 type Signal struct {
 	Container string
 	Exec      uint32
 	Signal    int64
 }
 
-// Exec runs one more process in a container. Its files travel with the frame:
-// stdin, stdout and stderr, or with TTY the socket that receives the terminal.
+// Exec requests to run another process in a container. Its files are sent with the frame: stdin,
+// stdout and stderr, or with TTY the socket that receives the terminal.
 type Exec struct {
 	Container string
 	OCI       string
@@ -67,51 +71,51 @@ type Exec struct {
 	TTY       bool
 }
 
-// Attach joins the streams of a container. The files travel with the frame in the
-// order stdin (to read from), stdout, stderr (to write to), those that are wanted.
+// Attach requests to connect to the streams of a container. The wanted files are sent with the
+// frame in the order stdin (to read from), stdout, stderr (to write to).
 type Attach struct {
 	Container             string
 	Stdin, Stdout, Stderr bool
 }
 
-// Resize sets the size of a container's terminal.
+// Resize requests to set the size of a container's terminal.
 type Resize struct {
 	Container     string
 	Width, Height int64
 }
 
-// Target names a container.
+// Target identifies a container.
 type Target struct{ Container string }
 
-// Done answers what has no other answer. Error is empty on success.
+// Done is the response to requests without a specific response. Error is empty on success.
 type Done struct {
 	Error string
-	Time  int64 // ns since 1970: when it was done
+	Time  int64 // ns since 1970: when the request was done
 }
 
-// Started answers Pause, Create and Exec.
+// Started is the response to Pause, Create and Exec.
 type Started struct {
 	Error  string
 	PID    int64
-	Result string // what keelson-oci had to say, JSON
+	Result string // JSON response of keelson-oci
 }
 
-// Exited says how a process ended.
+// Exited reports how a process ended.
 type Exited struct {
-	Container string // "" = pause, or an exec
+	Container string // "" = pause, or a process of Exec
 	Code      int64  // exit code, or 128 + signal
 	Time      int64  // ns since 1970
 	OOM       bool
 }
 
-// State of a container in a Snapshot.
+// The states of a container in a Snapshot.
 const (
 	StateCreated int64 = 1 + iota
 	StateRunning
 	StateExited
 )
 
-// Status of one container.
+// Status is the state of one container.
 type Status struct {
 	Container string
 	State     int64
@@ -120,14 +124,14 @@ type Status struct {
 	Exit      Exited
 }
 
-// Snapshot is all that a shim knows.
+// Snapshot is the state of a shim: its pause process and its containers.
 type Snapshot struct {
 	PausePID   int64 // 0 = never started
 	PauseEnded bool
 	Containers []Status
 }
 
-// Files is the number of files that travel with the frame.
+// Files returns the number of files that are sent with the frame.
 func (m *Exec) Files() int {
 	if m.TTY {
 		return 1
@@ -135,7 +139,7 @@ func (m *Exec) Files() int {
 	return 3
 }
 
-// Files is the number of files that travel with the frame.
+// Files returns the number of files that are sent with the frame.
 func (m *Attach) Files() int {
 	n := 0
 	for _, want := range [...]bool{m.Stdin, m.Stdout, m.Stderr} {
@@ -146,8 +150,8 @@ func (m *Attach) Files() int {
 	return n
 }
 
-// The fields of each message. A number is never used again for something else, and what version 0 does not have
-// is visited only in later versions: version 0 is the fields in the order of the visit.
+// The fields of each message. A field number is never reused. Fields that version 0 does not have
+// are visited only in later versions, because version 0 is the fields in the order of the visit.
 
 func (m *Hello) fields(c *coder) {
 	c.num(1, &m.Version)

@@ -1,37 +1,37 @@
-// Package wire is the protocol between the agent and a pod's shim: frames with a
-// length, a kind and a request id, and messages in a flat binary form.
+// Package wire is the protocol between the agent and a pod's shim: frames with a length, a kind and
+// a request ID, and messages in a flat binary form.
 //
-// The shim lives as long as its pod and must stay small, so this package needs
-// nothing but the errors package (encoding/binary alone would bring reflection). Files travel
-// beside a frame as SCM_RIGHTS; a message says how many it takes.
+// The shim must stay small, so this package imports only errors (encoding/binary alone would need
+// reflection). Files are sent with a frame as SCM_RIGHTS; the message determines their number.
 //
-// Shims live as long as their pods, so an agent meets those of earlier releases. Each connection begins with Hello
-// and Welcome, which settle the version: version 0 (before there were versions) writes fields one after the other,
-// version 1 writes each with its number, as protocol buffers do, so that either side may add fields and skips those
-// it does not know. A request of an unknown kind is answered with an error, an answer of an unknown kind ignored.
-// The bytes of every released version are kept in testdata.
+// A shim lives as long as its pod, so an agent meets shims of earlier releases. Each connection
+// starts with Hello and Welcome, which determine the version. Version 0 (before versions existed)
+// writes fields one after the other. Version 1 writes each field with its number, as protocol
+// buffers do. So either side may add fields and skips unknown ones. A request of an unknown kind
+// gets an error as response; a response of an unknown kind is ignored. testdata has the bytes of
+// every released version.
 package wire
 
 import "errors"
 
-// Version is the highest version of this release. It speaks all lower ones too.
+// Version is the highest protocol version of this release. It supports all lower versions too.
 const Version int64 = 1
 
-// What one side can do beyond its version. An unknown bit means nothing.
+// Features beyond the version, as bits. Unknown bits are ignored.
 const (
-	// FeatureKeepsEnds: the shim writes how a container ended to Create.EndFile, with Create.EndNote, so that it
-	// outlives a power cut.
+	// FeatureKeepsEnds: the shim writes how a container ended to Create.EndFile, followed by
+	// Create.EndNote. The file survives a power failure.
 	FeatureKeepsEnds uint64 = 1 << iota
 )
 
-// Features is what this release can do.
+// Features are the features of this release.
 const Features = FeatureKeepsEnds
 
-// Kind says what a frame carries.
+// Kind is the type of a frame's body.
 type Kind byte
 
-// The kinds of frames. The agent asks with those up to KindShutdown. An answer
-// carries the id of its request.
+// The kinds of frames. Kinds up to KindShutdown are requests of the agent. A response has the ID of
+// its request.
 const (
 	KindHello    Kind = 1 + iota // Hello → Welcome, or with an empty body → Snapshot, in version 0
 	KindPause                    // Pause → Started
@@ -41,14 +41,14 @@ const (
 	KindExec                     // Exec with files → Started, then Exited
 	KindAttach                   // Attach with files → Done
 	KindResize                   // Resize → Done
-	KindReopen                   // Target → Done: close and open the log again
+	KindReopen                   // Target → Done: close and reopen the log
 	KindForget                   // Target → Done: the container was removed
-	KindShutdown                 // → Done, and the shim ends
-	KindDone                     // answer: Done
-	KindStarted                  // answer: Started
-	KindSnapshot                 // answer of version 0: Snapshot
-	KindExited                   // answer to Exec, or (id 0) a note that a container or pause ended
-	KindWelcome                  // answer: Welcome
+	KindShutdown                 // → Done, and the shim exits
+	KindDone                     // response: Done
+	KindStarted                  // response: Started
+	KindSnapshot                 // response of version 0: Snapshot
+	KindExited                   // response to Exec, or (ID 0) a message that a container or pause ended
+	KindWelcome                  // response: Welcome
 )
 
 // MaxFrame bounds a frame, header included.
@@ -56,20 +56,20 @@ const MaxFrame = 1 << 20
 
 const headerLen = 9
 
-// ErrMalformed says that bytes are no frame or message of this protocol.
+// ErrMalformed is returned for bytes that are not a valid frame or message.
 var ErrMalformed = errors.New("shim protocol: malformed frame")
 
-// ErrTooLong says that a frame announces more than MaxFrame bytes.
+// ErrTooLong is returned for a frame whose length field exceeds MaxFrame.
 var ErrTooLong = errors.New("shim protocol: frame too long")
 
-// Frame is one unit on the socket.
+// Frame is one unit of the protocol on the socket.
 type Frame struct {
 	Kind Kind
 	ID   uint32
 	Body []byte
 }
 
-// AppendFrame appends f in wire form.
+// AppendFrame appends the encoded frame f to dst.
 func AppendFrame(dst []byte, f Frame) []byte {
 	dst = appendU32(dst, uint32(headerLen+len(f.Body)))
 	dst = append(dst, byte(f.Kind))
@@ -77,8 +77,8 @@ func AppendFrame(dst []byte, f Frame) []byte {
 	return append(dst, f.Body...)
 }
 
-// NextFrame splits the first frame off buf. n is the number of bytes it took, 0
-// when buf holds only a part of it. Body points into buf.
+// NextFrame decodes the first frame in buf. n is the number of its bytes, or 0 if buf contains only
+// a part of it. The frame's Body is a slice of buf.
 func NextFrame(buf []byte) (f Frame, n int, err error) {
 	if len(buf) < 4 {
 		return Frame{}, 0, nil
