@@ -263,7 +263,7 @@ func (r *Runtime) takeRecorded(s *sandbox) {
 	}
 }
 
-// rejoin reconnects to a shim that did not respond or whose connection broke. It retries until the
+// rejoin reconnects to a shim that did not respond or lost its connection. It retries until the
 // shim responds, is certainly gone, or the sandbox is removed.
 func (r *Runtime) rejoin(s *sandbox) {
 	const first, most = 2 * time.Millisecond, 10 * time.Second
@@ -308,8 +308,8 @@ func (r *Runtime) rejoin(s *sandbox) {
 	}
 }
 
-// endWithoutShim ends a sandbox whose shim is dead. No process reaps its containers or holds their
-// streams any more. Therefore they are killed, and the sandbox becomes NotReady.
+// endWithoutShim ends a sandbox after its shim has died. No process reaps its containers or holds
+// their streams any more. Therefore they are killed, and the sandbox becomes NotReady.
 func (r *Runtime) endWithoutShim(ctx context.Context, s *sandbox) error {
 	if s.rec.Boot == r.host.boot {
 		killIfNamed(s.rec.PausePID, "keelson-pause")

@@ -232,7 +232,7 @@ func (s *shimClient) killExec(ctx context.Context, id uint32, answers <-chan wir
 	}
 }
 
-// abandon kills a command whose caller has gone, as soon as the command has started.
+// abandon kills a command without a caller, as soon as the command has started.
 func (r *Runtime) abandon(shim *shimClient, id uint32, answers <-chan wire.Frame) {
 	ctx, cancel := context.WithTimeout(context.Background(), teardownTimeout)
 	defer cancel()

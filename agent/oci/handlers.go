@@ -27,7 +27,7 @@ func (c *Config) handlers() []string {
 	return out
 }
 
-// checkHandler rejects a sandbox whose runtime handler this node does not have.
+// checkHandler rejects a sandbox if this node does not have its runtime handler.
 func (c *Config) checkHandler(want string, m *cri.PodSandboxMetadata) error {
 	have := c.handlers()
 	if want == "" || slices.Contains(have, want) {

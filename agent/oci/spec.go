@@ -32,7 +32,7 @@ type specInput struct {
 
 	netns        string   // path; "" = the host's
 	pause        string   // "/proc/PID/ns/" of the pause process
-	targetPID    int      // a process of the container whose PID namespace is joined
+	targetPID    int      // a process in the PID namespace to join
 	etc          string   // directory with resolv.conf, hostname, hosts
 	sandboxFiles string   // directory with shm
 	seccompDir   string   // directory of Localhost profiles

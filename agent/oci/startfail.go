@@ -38,8 +38,8 @@ func initError(err error) string {
 	return strings.ToValidUTF8(strings.TrimSpace(text), "")
 }
 
-// failStart ends a container whose record has a start error. It writes the exit file first, because
-// no shim does.
+// failStart ends a container with a start error in its record. It writes the exit file first,
+// because no shim does.
 func (r *Runtime) failStart(c *ctr) error {
 	now := time.Now().UnixNano()
 	e := exitRecord{Code: startErrorCode, Started: now, Finished: now}

@@ -13,11 +13,12 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// errNoSandbox is the error of a container that was created in a sandbox whose network setup then
+// errNoSandbox is the error of a container that was created in a sandbox before its network setup
 // failed.
 var errNoSandbox = errors.New("the sandbox did not come up")
 
-// attachment is a sandbox whose network is being set up while containers are already created in it.
+// attachment is a sandbox in which containers are already created while its network is being set
+// up.
 type attachment struct {
 	id   string
 	done chan struct{} // closed when the network setup has succeeded or failed

@@ -116,8 +116,8 @@ func (w *worker) spare(on bool) (left int) {
 const cutPatience = time.Second
 
 // MeasureStorage measures the disk usage of the given pods, also of pods without limits. Files that
-// were not counted when ctx ended are missing from the sums. A pod whose file system does not
-// respond is missing from the result.
+// were not counted when ctx ended are missing from the sums. A pod is missing from the result if
+// its file system does not respond.
 func (s *Set) MeasureStorage(ctx context.Context, pods []*v1.Pod) map[types.UID]agent.PodStorage {
 	out := make(map[types.UID]agent.PodStorage, len(pods))
 	var mu sync.Mutex

@@ -69,7 +69,7 @@ func removeLogLinks(paths agent.Paths, pod *v1.Pod) error {
 	return sweepLogLinks(paths, func(target string) bool { return strings.HasPrefix(target, within) })
 }
 
-// removeDeadLogLinks removes links into this agent's log directory whose target no longer exists.
+// removeDeadLogLinks removes dangling links into this agent's log directory.
 func removeDeadLogLinks(paths agent.Paths) error {
 	within := paths.Logs + string(filepath.Separator)
 	return sweepLogLinks(paths, func(target string) bool {
@@ -81,7 +81,7 @@ func removeDeadLogLinks(paths agent.Paths) error {
 	})
 }
 
-// sweepLogLinks removes the links for whose target the function remove returns true.
+// sweepLogLinks removes each link for which remove, called with its target, returns true.
 func sweepLogLinks(paths agent.Paths, remove func(target string) bool) error {
 	if paths.LogLinks == "" {
 		return nil

@@ -130,7 +130,7 @@ func (w *worker) createSandbox(ctx context.Context, a Action) error {
 	return nil
 }
 
-// errNoClass is the error of a pod whose RuntimeClass does not exist. The pod waits until it is
+// errNoClass is the error if the pod's RuntimeClass does not exist. The pod waits until it is
 // created.
 var errNoClass = errors.New("its RuntimeClass is not there")
 

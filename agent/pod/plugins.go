@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// notAdmitted is the status reason of a pod whose devices cannot be allocated, as in the kubelet.
+// notAdmitted is the pod's status reason if its devices cannot be allocated, as in the kubelet.
 const notAdmitted = "UnexpectedAdmissionError"
 
 // wantsDevices reports whether a container requests devices that a device plugin manages.

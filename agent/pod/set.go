@@ -263,7 +263,8 @@ func (s *Set) changed(ctx context.Context, kinds map[string]struct{}) {
 	}
 }
 
-// reconcile starts missing workers, updates changed pods, and deletes pods whose object is gone.
+// reconcile starts missing workers, updates changed pods, and deletes pods that have no object any
+// more.
 func (s *Set) reconcile(ctx context.Context) {
 	pods := slices.Clone(s.cfg.Objects.Pods())
 	s.mu.Lock()

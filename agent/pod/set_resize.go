@@ -22,7 +22,7 @@ func (s *Set) hold(p *v1.Pod) (g grant, recorded bool) {
 func (s *Set) others(e *entry) []*v1.Pod {
 	var out []*v1.Pod
 	for _, o := range s.workers {
-		// The resources of a pod whose object is gone are free at once, as in the kubelet.
+		// The resources of a pod without an object are free at once, as in the kubelet.
 		if o != e && o.refused == nil && !o.vanished && o.w.holds() {
 			out = append(out, o.w.holding())
 		}
@@ -30,8 +30,8 @@ func (s *Set) others(e *entry) []*v1.Pod {
 	return out
 }
 
-// resize decides about pods whose spec differs from their grant. Deferred resizes are tried again
-// whenever anything changes. The lock is held.
+// resize decides about pods with a spec that differs from the grant. Deferred resizes are tried
+// again whenever anything changes. The lock is held.
 func (s *Set) resize() {
 	var asking []*entry
 	for _, e := range s.workers {

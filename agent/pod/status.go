@@ -297,8 +297,8 @@ func (g *gen) turn(spec *v1.Container) bool {
 	return false
 }
 
-// exited sets the status of a container whose newest instance has ended: terminated, or waiting for
-// a restart.
+// exited sets the status of a container after its newest instance has ended: terminated, or waiting
+// for a restart.
 func (g *gen) exited(spec *v1.Container, c Container, cs *v1.ContainerStatus) {
 	cs.State.Terminated = g.terminated(c)
 	if isInit(g.pod, spec.Name) && !sidecar(g.pod, spec) {

@@ -12,7 +12,7 @@ import (
 // Step returns the next actions for one pod. It is pure and total: every combination of inputs
 // gives a plan. The plan is empty if there is nothing to do but wait.
 //
-// An action whose key is in Observed.Busy is never planned again. A container is never started
+// An action with a key in Observed.Busy is never planned again. A container is never started
 // while an instance of it might run.
 func Step(d Desired, o Observed, now time.Time) Plan {
 	s := step{d: d, o: &o, now: now, pod: d.Pod}
@@ -118,9 +118,9 @@ func (s *step) run() {
 	s.start(due)
 }
 
-// early starts containers in a sandbox whose network is still being set up. They are created at
-// once but run only after the setup. A container whose environment contains the pod's address is
-// not created before the address is known.
+// early starts containers in a sandbox while its network is still being set up. They are created at
+// once but run only after the setup. A container with the pod's address in its environment is not
+// created before the address is known.
 func (s *step) early() {
 	if s.o.Early == "" || !s.o.busy((Action{Kind: CreateSandbox}).Key()) || len(s.o.Sandboxes) > 0 {
 		return

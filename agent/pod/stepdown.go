@@ -151,8 +151,8 @@ func (s *step) remove(c Container) {
 	}
 }
 
-// finish plans the shutdown of a pod whose containers have ended. Its resources are released. Its
-// records stay until the pod is deleted.
+// finish plans the shutdown of a pod after its containers have ended. Its resources are released.
+// Its records stay until the pod is deleted.
 func (s *step) finish() {
 	upward := s.cancelUpward()
 	if s.o.anyRunning() {

@@ -110,7 +110,7 @@ func (w *worker) update(d Desired) {
 	w.poke()
 }
 
-// noClass is the failure reason of a pod whose RuntimeClass does not exist.
+// noClass is the failure reason if the pod's RuntimeClass does not exist.
 const noClass = "RuntimeClassNotFound"
 
 // retrySoon makes failed actions retry now if they may have waited for an object that has arrived.

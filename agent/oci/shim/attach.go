@@ -196,7 +196,7 @@ func (a *attachment) whenWritable(f func()) {
 	}
 }
 
-// closeIfIdle removes an attachment whose streams are all closed.
+// closeIfIdle removes an attachment if all its streams are closed.
 func (a *attachment) closeIfIdle() {
 	if a.in < 0 && a.out[0] < 0 && a.out[1] < 0 {
 		a.close()

@@ -314,7 +314,7 @@ func (l *loop) target(kind wire.Kind, m *wire.Target) error {
 	return nil
 }
 
-// shutdown kills pause and stops the loop after the current request, whose response is still sent.
+// shutdown kills pause and stops the loop after the current request and its response.
 func (l *loop) shutdown() {
 	if l.pausePID > 0 && !l.pauseEnded {
 		_ = syscall.Kill(l.pausePID, syscall.SIGKILL)

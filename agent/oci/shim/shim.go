@@ -45,7 +45,7 @@ type loop struct {
 	quit       bool
 }
 
-// child is a process whose end the shim handles.
+// child is a process; the shim calls ended at its end.
 type child struct {
 	ended func(code int, now int64)
 }

@@ -59,7 +59,7 @@ const headerLen = 9
 // ErrMalformed is returned for bytes that are not a valid frame or message.
 var ErrMalformed = errors.New("shim protocol: malformed frame")
 
-// ErrTooLong is returned for a frame whose length field exceeds MaxFrame.
+// ErrTooLong is returned for a frame with a length field above MaxFrame.
 var ErrTooLong = errors.New("shim protocol: frame too long")
 
 // Frame is one unit of the protocol on the socket.
