@@ -16,7 +16,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/decodelimits"
 )
 
-// apply is server-side apply: the manager states the fields that it wants to own.
+// apply performs a server-side apply. It creates the object if it does not exist; created reports
+// that.
 func (w *write) apply(ctx context.Context, f facet) (obj runtime.Object, created bool, err error) {
 	if f.merge != nil {
 		obj, err := w.applyToFacet(ctx, f)
@@ -55,7 +56,7 @@ func (w *write) apply(ctx context.Context, f facet) (obj runtime.Object, created
 		if !apierrors.IsAlreadyExists(err) || ctx.Err() != nil {
 			return nil, false, err
 		}
-		// Somebody created it in between: apply to theirs.
+		// Another client created it meanwhile: apply to that object.
 	}
 }
 
@@ -70,7 +71,7 @@ func (w *write) applyNew(ctx context.Context, fm *managedfields.FieldManager, in
 	return w.create(ctx, obj, func(api.Object) {})
 }
 
-// intent reads the patch and checks that it speaks of the named object.
+// intent decodes the apply patch and checks that it is for the object of the request.
 func (w *write) intent(want schema.GroupVersionKind) (*unstructured.Unstructured, error) {
 	data, err := decodelimits.FromYAML(w.req.Patch)
 	if errors.Is(err, decodelimits.ErrTooMuch) {
@@ -106,7 +107,8 @@ func (w *write) intent(want schema.GroupVersionKind) (*unstructured.Unstructured
 	return u, nil
 }
 
-// withoutDropped returns the intent without the fields that Kubernetes drops, so that the manager does not come to own them.
+// withoutDropped returns the intent without the fields that Kubernetes drops, so that the manager
+// does not own them.
 func (w *write) withoutDropped(intent *unstructured.Unstructured, live api.Object) *unstructured.Unstructured {
 	if !w.req.Kind.Answers.DropsFields() {
 		return intent
@@ -116,8 +118,8 @@ func (w *write) withoutDropped(intent *unstructured.Unstructured, live api.Objec
 	return out
 }
 
-// applyTo merges the intent into live, with the rules of field ownership.
-// Conflicts are a 409 with one cause per field.
+// applyTo merges the intent into live by the rules of field ownership. Conflicts are returned as a
+// 409 with one cause per field.
 func (w *write) applyTo(fm *managedfields.FieldManager, live api.Object, intent *unstructured.Unstructured) (api.Object, error) {
 	if v := intent.GetResourceVersion(); v != "" && v != live.GetResourceVersion() {
 		return nil, modifiedConflict(w.req.Kind.GroupResource(), w.req.Name)
@@ -129,7 +131,7 @@ func (w *write) applyTo(fm *managedfields.FieldManager, live api.Object, intent 
 		if errors.As(err, &status) {
 			return nil, err
 		}
-		return nil, apierrors.NewBadRequest(w.misapplied(intent, err)) // a field that the schema does not know, a wrong type
+		return nil, apierrors.NewBadRequest(w.misapplied(intent, err)) // an unknown field, or a value of the wrong type
 	}
 	obj, ok := out.(api.Object)
 	if !ok {
@@ -138,7 +140,7 @@ func (w *write) applyTo(fm *managedfields.FieldManager, live api.Object, intent 
 	return obj, nil
 }
 
-// misapplied is what err says about an intent, with the place of a value that the type cannot hold.
+// misapplied returns the text of err. It adds the path of a value of the wrong type.
 func (w *write) misapplied(intent *unstructured.Unstructured, err error) string {
 	if data, e := intent.MarshalJSON(); e == nil {
 		if found := api.Misfit(data, w.req.Kind.New(), err); found != err {

@@ -13,15 +13,16 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Admission judges attempts. The registry calls it between reading the stored object and committing the new one, again
-// on every retry: Mutate when the object has its defaults and its managers, Validate when it is as it would be stored.
-// An error is a *apierrors.StatusError and ends the request.
+// Admission admits or rejects write attempts. The registry calls it after reading the stored object
+// and before the commit, again on every retry. Mutate is called when the object has its defaults
+// and managers, Validate when it is as it would be stored. An error must be a
+// *apierrors.StatusError and fails the request.
 type Admission interface {
 	Mutate(ctx context.Context, a *api.Attempt) error
 	Validate(ctx context.Context, a *api.Attempt) error
 }
 
-// Stages are functions as an Admission; nil admits.
+// Stages implements Admission with two functions. A nil function admits everything.
 type Stages struct {
 	Mutating, Validating func(ctx context.Context, a *api.Attempt) error
 }
@@ -42,7 +43,8 @@ func (s Stages) Validate(ctx context.Context, a *api.Attempt) error {
 	return s.Validating(ctx, a)
 }
 
-// begin starts an attempt at the whole object; nothing of an earlier one is left.
+// begin resets w.attempt for a new attempt, and returns it. whole is the new object, stored the
+// existing one.
 func (w *write) begin(op api.Operation, whole, stored api.Object) *api.Attempt {
 	w.attempt = api.Attempt{
 		Kind: w.req.Kind, Facet: w.req.Subresource, Operation: op, Namespace: w.req.Namespace, Name: w.req.Name,
@@ -58,7 +60,7 @@ func (w *write) begin(op api.Operation, whole, stored api.Object) *api.Attempt {
 	return a
 }
 
-// judge admits an attempt that changes no object of its own.
+// judge runs both admission stages for an attempt without an object to mutate, such as a deletion.
 func (w *write) judge(ctx context.Context, a *api.Attempt) error {
 	if w.a == nil {
 		return nil
@@ -69,7 +71,7 @@ func (w *write) judge(ctx context.Context, a *api.Attempt) error {
 	return w.a.Validate(ctx, a)
 }
 
-// mutate runs the mutating stage, and takes back what it may not set: what the server keeps in the metadata.
+// mutate runs the mutating stage. It restores metadata that only the server may set.
 func (w *write) mutate(ctx context.Context, a *api.Attempt) error {
 	body, ok := a.Object.(api.Object)
 	if !ok {
@@ -91,7 +93,8 @@ func (w *write) mutate(ctx context.Context, a *api.Attempt) error {
 	return nil
 }
 
-// keepIdentity restores what admission may not change. Managed fields it may, as in Kubernetes, as long as they can be read.
+// keepIdentity restores metadata that admission must not change. Admission may change
+// managedFields, as in Kubernetes, unless the result is invalid.
 func keepIdentity(ctx context.Context, m, was *metav1.ObjectMeta) {
 	m.Name, m.GenerateName, m.Namespace, m.UID, m.SelfLink = was.Name, was.GenerateName, was.Namespace, was.UID, was.SelfLink
 	m.ResourceVersion, m.Generation, m.CreationTimestamp = was.ResourceVersion, was.Generation, was.CreationTimestamp
@@ -106,22 +109,24 @@ func keepIdentity(ctx context.Context, m, was *metav1.ObjectMeta) {
 	}
 }
 
-// sameEntries says that nobody has put another slice in the place of one.
+// sameEntries reports whether two slices are the same slice.
 func sameEntries(a, b []metav1.ManagedFieldsEntry) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// proposal is what a write makes of the stored object.
+// proposal is the new state that a write proposes for the stored object.
 type proposal struct {
-	obj api.Object // the wanted object, ours to change
-	// body is that of a facet with a body of its own, ours to change, and old what stands there in the same form.
-	// merge writes it into obj. All are nil where obj itself is judged.
+	obj api.Object // the proposed object; may be modified
+	// body is the object of a subresource with its own type (scale), and may be modified. old is
+	// its stored state. merge writes body into obj. All three are nil if admission judges obj
+	// itself.
 	body, old runtime.Object
 	merge     func(obj api.Object, body runtime.Object) error
-	// late says that obj is a copy of what is stored, into which body is written only once it has been admitted.
+	// late means that obj is a copy of the stored object, and body is merged into it only after the
+	// mutating stage.
 	late bool
 	op   api.Operation
 }
 
-// whole is a proposal of an object itself.
+// whole returns a proposal of an object without a separate body.
 func whole(obj api.Object) (proposal, error) { return proposal{obj: obj, op: api.Update}, nil }

@@ -19,38 +19,40 @@ import (
 )
 
 const (
-	// maxBatch is how many revisions are taken into the cache at once when they queue up.
+	// maxBatch is the maximum number of queued revisions that are applied together.
 	maxBatch = 256
-	// replayRevisions is how far back a starting cache begins, when the store still has it.
+	// replayRevisions is how many past revisions a starting cache replays, if the store still has
+	// them.
 	replayRevisions = 4096
 )
 
-// cache is the decoded contents of the store on this replica. run is its only writer.
+// cache is the decoded content of the store on this replica. Only run writes it.
 type cache struct {
 	store  raftstore.Store
 	log    *slog.Logger
 	kinds  *api.Kinds
-	routes atomic.Pointer[routes] // run's to change
+	routes atomic.Pointer[routes] // only run changes it
 	limits historyLimits
 	first  atomic.Pointer[first]
 
 	progress  progress
-	loaded    bool          // the cache holds a state; run's own
-	ready     chan struct{} // closed when the cache shows what was there when run began
+	loaded    bool          // the cache has been loaded; used by run only
+	ready     chan struct{} // closed when the cache has the store's state at the start of run
 	done      chan struct{} // closed when run has returned
 	encodings encodings
-	wholes    encodings // objects of which the light form is cached
+	wholes    encodings // full objects of entries that are cached in the light form
 	shared    *fieldShare
 	now       func() time.Time
-	kept      atomic.Int64 // bytes of history of all storages
-	live      atomic.Int64 // of these, of decoded objects
+	kept      atomic.Int64 // bytes of the history of all storages
+	live      atomic.Int64 // the part of kept that is decoded objects
 
-	ending  []*storageCache // ended since the last sweep, with watches that have not read to the end
-	late    []*storageCache // ended before that
-	loading sync.WaitGroup  // of storages that begin
-	begun   chan begun      // from them to run
+	ending  []*storageCache // storages that ended since the last sweep, with watches that have unread events
+	late    []*storageCache // storages that ended before the last sweep
+	loading sync.WaitGroup  // goroutines that load new storages
+	begun   chan begun      // results of these goroutines for run
 
-	// reserved maps "space/value" to its holder; reservations is run's own copy.
+	// reserved maps "space/value" to the key of the holding object. reservations is the modifiable
+	// copy that run uses.
 	reserved     atomic.Pointer[btree.Map[string, string]]
 	reservations *btree.Map[string, string]
 }
@@ -75,7 +77,7 @@ func newCache(store raftstore.Store, kinds *api.Kinds) *cache {
 	return c
 }
 
-// waitFor returns once the cache holds everything up to rev.
+// waitFor waits until the cache has all revisions up to rev.
 func (c *cache) waitFor(ctx context.Context, rev raftstore.Revision) error {
 	select {
 	case <-c.ready:
@@ -89,7 +91,7 @@ func (c *cache) waitFor(ctx context.Context, rev raftstore.Revision) error {
 func (c *cache) run(ctx context.Context) error {
 	defer c.loading.Wait()
 	defer close(c.done)
-	told := ctx // the store may have heard of the end before what derives from it has
+	told := ctx // check the original ctx: the store may return before the derived one is done
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	pause := backoff.Backoff{Min: 10 * time.Millisecond, Max: time.Second, Jitter: 0.5}
@@ -112,8 +114,8 @@ func (c *cache) run(ctx context.Context) error {
 	}
 }
 
-// follow loads the store when there is nothing to resume from, then takes in
-// every revision, and every change of the table of kinds, until the watch ends.
+// follow loads the store if it cannot resume. Then it applies every revision and every change of
+// the table of kinds, until the watch ends.
 func (c *cache) follow(ctx context.Context) error {
 	c.keepUp(ctx)
 	w, err := c.resume(ctx)
@@ -121,7 +123,7 @@ func (c *cache) follow(ctx context.Context) error {
 		return err
 	}
 	defer w.Stop()
-	// Not ready before what was applied when we began: a restarted replica must not show an older state.
+	// Become ready only at this revision: a restarted replica must not show an older state.
 	target := c.store.Applied()
 	c.readyAt(target)
 	sweep := time.NewTicker(c.limits.every())
@@ -135,7 +137,7 @@ func (c *cache) follow(ctx context.Context) error {
 		}
 		select {
 		case <-changed:
-			// What was written to a kind before it was dropped is shown to its watches first.
+			// Watches of a dropped kind first get the writes that preceded the drop.
 			changed, due = nil, c.store.Applied()
 		case b := <-c.begun:
 			c.join(b)
@@ -151,7 +153,7 @@ func (c *cache) follow(ctx context.Context) error {
 	}
 }
 
-// keepUp adopts the present table of kinds.
+// keepUp adopts the current table of kinds.
 func (c *cache) keepUp(ctx context.Context) {
 	if t := c.kinds.Table(); t != c.routes.Load().table {
 		c.adopt(ctx, t)
@@ -164,19 +166,19 @@ func (c *cache) readyAt(target raftstore.Revision) {
 	}
 }
 
-// resume watches the store from where the cache is, or from a new load.
+// resume watches the store from the cache's revision, or loads the cache first.
 //
-// Every key of the store is watched, so that every revision is heard of at once:
-// a linearizable read waits for the cache to reach one.
+// It watches every key of the store, so that every revision arrives at once. A linearizable read
+// waits for the cache to reach a revision.
 func (c *cache) resume(ctx context.Context) (raftstore.Watcher, error) {
-	if c.loaded && c.progress.at() > 0 { // revision 0 is no place to go on from
+	if c.loaded && c.progress.at() > 0 { // a watch cannot resume from revision 0
 		w, err := c.store.Watch(ctx, "", c.progress.at())
 		if err == nil || !errors.Is(err, raftstore.ErrCompacted) {
 			return w, watchError(err)
 		}
 	}
-	// Loading a state of the recent past and replaying what followed gives
-	// watchers that were connected before a restart their history back.
+	// Load a recent past state and replay the later revisions. This restores the history, so that
+	// watches from before a restart can resume.
 	if now := c.store.Applied(); !c.loaded && now > 1 {
 		if c.load(ctx, c.replayFrom(ctx, now)) == nil {
 			if w, err := c.store.Watch(ctx, "", c.progress.at()); err == nil {
@@ -184,7 +186,7 @@ func (c *cache) resume(ctx context.Context) (raftstore.Watcher, error) {
 			}
 		}
 	}
-	// The watch comes first, so that nothing falls between it and the list.
+	// Start the watch before the list, so that no revision is missed.
 	w, err := c.store.Watch(ctx, "", 0)
 	if err != nil {
 		return nil, watchError(err)
@@ -196,8 +198,8 @@ func (c *cache) resume(ctx context.Context) (raftstore.Watcher, error) {
 	return w, nil
 }
 
-// replayFrom is the revision from which a starting cache begins: the oldest that the store still has, as far as
-// replayRevisions back.
+// replayFrom returns the revision at which a starting cache loads: the oldest available one, at
+// most replayRevisions back.
 func (c *cache) replayFrom(ctx context.Context, now raftstore.Revision) raftstore.Revision {
 	from := raftstore.Revision(1)
 	if now > replayRevisions {
@@ -211,7 +213,7 @@ func (c *cache) replayFrom(ctx context.Context, now raftstore.Revision) raftstor
 	if !gone(from) {
 		return from
 	}
-	for to := now; ; { // from is gone, to is not
+	for to := now; ; { // invariant: from is compacted, to is not
 		if from+1 >= to {
 			return to
 		}
@@ -230,7 +232,7 @@ func watchError(err error) error {
 	return fmt.Errorf("watching the store: %w", err)
 }
 
-// queued returns first and whatever waits behind it, at most maxBatch.
+// queued returns first and the revisions queued after it, at most maxBatch.
 func queued(first raftstore.Events, more <-chan raftstore.Events) []raftstore.Events {
 	batch := []raftstore.Events{first}
 	for len(batch) < maxBatch {
@@ -247,8 +249,8 @@ func queued(first raftstore.Events, more <-chan raftstore.Events) []raftstore.Ev
 	return batch
 }
 
-// load replaces the cache by the store's state at a revision; 0 is now. Watchers
-// that were running have lost their history and are told to list again.
+// load replaces the cache by the store's state at a revision; 0 means the current one. Running
+// watchers lose their history and get an error, so that their clients list again.
 func (c *cache) load(ctx context.Context, at raftstore.Revision) error {
 	list, err := c.store.List(ctx, root, raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Local: true}, At: at})
 	if err != nil {
@@ -284,26 +286,27 @@ func (c *cache) load(ctx context.Context, at raftstore.Revision) error {
 	return nil
 }
 
-// first is a kind whose objects make other kinds.
+// first is the kind that defines other kinds (CustomResourceDefinition).
 type first struct {
 	kind *api.Kind
 	tell func(all []api.Object)
 }
 
-// LoadFirst has tell called with the objects of a kind whenever the contents of the store are loaded, before those of
-// other kinds are: kinds that it registers are loaded with all others, and have the history that they have. It must be
-// called before Run.
+// LoadFirst makes each load of the cache call tell with all objects of a kind, before the other
+// kinds are loaded. The kinds that tell registers are then loaded with all others, including their
+// history. It must be called before Run.
 func (r *Registry) LoadFirst(kind *api.Kind, tell func(all []api.Object)) {
 	r.cache.first.Store(&first{kind, tell})
 }
 
-// isFirst says that a storage is that of the objects that are loaded first.
+// isFirst reports whether a storage contains the kind of LoadFirst.
 func (c *cache) isFirst(sc *storageCache) bool {
 	f := c.first.Load()
 	return f != nil && f.kind.Storage == sc.storage
 }
 
-// loadFirst reads, of what is being loaded, the objects that make kinds, and adopts these kinds.
+// loadFirst decodes the objects of the kind of LoadFirst, calls its function and adopts the new
+// kinds.
 func (c *cache) loadFirst(ctx context.Context, items []raftstore.Item) map[*storageCache]*contents {
 	trees := map[*storageCache]*contents{}
 	f := c.first.Load()
@@ -331,7 +334,7 @@ func (c *cache) loadFirst(ctx context.Context, items []raftstore.Item) map[*stor
 	return trees
 }
 
-// sort puts a stored item among those of its storage that can be read, or cannot.
+// sort decodes a stored item and adds it to the readable or the unreadable objects of its storage.
 func (c *cache) sort(into *contents, sc *storageCache, key string, it raftstore.Item) {
 	if e, err := c.decode(sc, key, it, nil); err != nil {
 		into.unreadable = into.unreadable.with(c.unreadable(sc, key, it, err))
@@ -340,7 +343,7 @@ func (c *cache) sort(into *contents, sc *storageCache, key string, it raftstore.
 	}
 }
 
-// route finds the storage that a key belongs to; nil when it is no object's.
+// route returns the storage of a key and the rest of the key; nil if the key belongs to no object.
 func (c *cache) route(key string) (*storageCache, string) {
 	if !strings.HasPrefix(key, root) {
 		return nil, ""
@@ -360,7 +363,7 @@ func (c *cache) route(key string) (*storageCache, string) {
 	return nil, ""
 }
 
-// apply takes revisions into the cache, in order.
+// apply applies revisions to the cache, in order.
 func (c *cache) apply(batch []raftstore.Events) {
 	var touched []*storageCache
 	reserved := false
@@ -408,8 +411,8 @@ func (c *cache) reserve(ev *raftstore.Event, res string) {
 	}
 }
 
-// applyObject takes one change in. What cannot be read leaves what is shown: lists
-// and watches tell the same, and what reads again is added again.
+// applyObject applies the change of one object. An object that becomes unreadable is removed from
+// lists and watches alike, and added again when it becomes readable.
 func (c *cache) applyObject(sc *storageCache, key string, ev *raftstore.Event) {
 	sc.unreadable = sc.unreadable.without(key)
 	if ev.Kind == raftstore.EventDelete {
@@ -427,10 +430,10 @@ func (c *cache) applyObject(sc *storageCache, key string, ev *raftstore.Event) {
 	sc.pending = append(sc.pending, sc.event(e, prev, false))
 }
 
-// decode makes the entry of a stored item. The object
-// of a writer on this replica is not taken instead: a time with nanoseconds, or an empty map
-// where the stored form has none, would make this replica's copy differ from
-// the others' and from what the next reader compares it with. before is an earlier state of the object, or nil.
+// decode returns the entry of a stored item. before is an earlier entry of the object, or nil. The
+// object of a local writer is not used instead: it may have nanoseconds or an empty map that the
+// stored form does not have. Then this replica would differ from the others and from the stored
+// form.
 func (c *cache) decode(sc *storageCache, key string, it raftstore.Item, before *entry) (*entry, error) {
 	obj, version, err := sc.codec.decodeNamed(key, it.Value)
 	if err != nil {

@@ -13,11 +13,12 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// envelopeMagic begins every Kubernetes protobuf value; what follows is a
+// envelopeMagic is the prefix of every Kubernetes protobuf value. It is followed by a
 // runtime.Unknown: typeMeta (1), raw (2), contentEncoding (3), contentType (4).
 var envelopeMagic = []byte("k8s\x00")
 
-// sizedMarshaler is what generated types offer: sizes first, then one backward pass.
+// sizedMarshaler is implemented by generated protobuf types: it computes the size first, then
+// encodes backward.
 type sizedMarshaler interface {
 	Size() int
 	MarshalToSizedBuffer([]byte) (int, error)
@@ -25,16 +26,16 @@ type sizedMarshaler interface {
 
 type unmarshaler interface{ Unmarshal([]byte) error }
 
-// codec turns objects of one storage into stored bytes and back. Objects are written in the version of its hub and
-// read in every version that is known.
+// codec encodes and decodes the objects of one storage. It writes them in the storage's hub version
+// and reads every known version.
 type codec struct {
 	storage *api.Storage
-	header  []byte // of the hub: magic and typeMeta, the same for every object
+	header  []byte // of the hub version: magic and typeMeta, the same for every object
 }
 
 func newCodec(s *api.Storage) codec { return codec{storage: s, header: envelopeHeader(s.Hub.GVK)} }
 
-// version finds how a stored version is read; nil when it is not known.
+// version returns the decoding rules of a stored version; nil if it is unknown.
 func (c codec) version(gvk schema.GroupVersionKind) *api.Version {
 	if gvk == c.storage.Hub.GVK {
 		return &c.storage.Hub
@@ -47,10 +48,10 @@ func (c codec) version(gvk schema.GroupVersionKind) *api.Version {
 	return nil
 }
 
-// envelopeTail is an empty contentEncoding and contentType, which Kubernetes writes too.
+// envelopeTail is an empty contentEncoding and contentType, as Kubernetes writes them.
 var envelopeTail = []byte{0x1a, 0x00, 0x22, 0x00}
 
-// encode returns the stored form of an object of the hub version.
+// encode returns the stored form of an object in the hub version.
 func (c codec) encode(obj any) ([]byte, error) {
 	if l := c.storage.Hub.Light; l != nil {
 		if o, ok := obj.(api.Object); ok && l.Is(o) {
@@ -60,8 +61,8 @@ func (c codec) encode(obj any) ([]byte, error) {
 	return encodeEnvelope(c.header, obj)
 }
 
-// encodeEnvelope returns the envelope of obj, written once into one buffer. Types
-// without generated protobuf are written as JSON.
+// encodeEnvelope encodes obj in one buffer. Types without generated protobuf code are encoded as
+// JSON.
 func encodeEnvelope(header []byte, obj any) ([]byte, error) {
 	m, ok := obj.(sizedMarshaler)
 	if !ok {
@@ -91,8 +92,9 @@ func encodeEnvelope(header []byte, obj any) ([]byte, error) {
 
 func varintLen(v uint64) int { return (bits.Len64(v|1) + 6) / 7 }
 
-// decode returns a new object with apiVersion and kind, and the version that it is of: that of the hub, unless it was
-// stored in another one that has no way there by itself. It does not keep data.
+// decode returns a new object with apiVersion and kind, and its version. That is the hub version,
+// unless the object was stored in a version without a local conversion to it. The object does not
+// alias data.
 func (c codec) decode(data []byte) (api.Object, *api.Version, error) {
 	obj, v, err := c.read(data)
 	if err != nil {
@@ -111,7 +113,7 @@ func (c codec) decode(data []byte) (api.Object, *api.Version, error) {
 	return obj, v, nil
 }
 
-// read returns the object in the version in which it was stored.
+// read decodes the object in its stored version.
 func (c codec) read(data []byte) (api.Object, *api.Version, error) {
 	if !bytes.HasPrefix(data, envelopeMagic) {
 		return c.readJSON(data)
@@ -154,14 +156,15 @@ func (c codec) readJSON(data []byte) (api.Object, *api.Version, error) {
 	return obj, v, decodeJSON(data, obj)
 }
 
-// droppedVersionError reports an object of the right kind that is stored in a version which the storage does not know.
+// droppedVersionError reports an object that is stored in a version which the storage does not
+// know.
 type droppedVersionError struct{ version schema.GroupVersionKind }
 
 func (e *droppedVersionError) Error() string {
 	return fmt.Sprintf("it is a %s of %s", e.version.Kind, e.version.GroupVersion())
 }
 
-// foreign returns the error for an object of a version or kind that the codec does not know.
+// foreign returns the error for an object of an unknown version or kind.
 func (c codec) foreign(is schema.GroupVersionKind) error {
 	if is.GroupKind() == c.storage.Hub.GVK.GroupKind() {
 		return &droppedVersionError{is}
@@ -169,7 +172,8 @@ func (c codec) foreign(is schema.GroupVersionKind) error {
 	return fmt.Errorf("it is a %s of %s", is.Kind, is.GroupVersion())
 }
 
-// decodeJSON and encodeJSON ask objects that know their JSON directly: encoding/json would go over the text once more.
+// decodeJSON and encodeJSON call the object's own JSON methods directly, because encoding/json
+// would scan the text again.
 func decodeJSON(data []byte, into api.Object) error {
 	if own, ok := into.(api.JSONDecoder); ok {
 		_, err := own.DecodeJSON(data, false)
@@ -185,8 +189,8 @@ func encodeJSON(obj any) ([]byte, error) {
 	return json.Marshal(obj)
 }
 
-// decodeNamed decodes what is stored under a key below the storage's prefix. Whatever is
-// wrong with the value, and a decoder that crashes over it, is an error.
+// decodeNamed decodes the value of a key, given relative to the storage's prefix. An invalid value,
+// a panic of the decoder, and an object that does not belong to the key are errors.
 func (c codec) decodeNamed(key string, data []byte) (obj api.Object, v *api.Version, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -204,7 +208,7 @@ func (c codec) decodeNamed(key string, data []byte) (obj api.Object, v *api.Vers
 
 var errEnvelope = errors.New("malformed protobuf envelope")
 
-// openEnvelope reads a runtime.Unknown; raw aliases b.
+// openEnvelope parses a runtime.Unknown; raw aliases b.
 func openEnvelope(b []byte) (apiVersion, kind string, raw []byte, err error) {
 	err = eachField(b, func(n protowire.Number, v []byte) error {
 		switch n {
@@ -226,7 +230,7 @@ func openEnvelope(b []byte) (apiVersion, kind string, raw []byte, err error) {
 	return apiVersion, kind, raw, err
 }
 
-// eachField calls f with every length-delimited field of a message and skips the others.
+// eachField calls f for every length-delimited field of a protobuf message and skips the others.
 func eachField(b []byte, f func(protowire.Number, []byte) error) error {
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)

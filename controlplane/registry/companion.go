@@ -6,11 +6,11 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Companions says which other objects change with one that is made (made) or
-// removed, whichever way. Of an object that could not be read only the name is known.
+// Companions returns the changes of other objects that accompany the creation (made) or removal of
+// obj. If obj is unreadable, only its name is set.
 type Companions func(obj api.Object, made bool, now time.Time) []api.Companion
 
-// WithCompanions sets the companions of the objects of like's type.
+// WithCompanions sets the companions of objects of like's type.
 func WithCompanions(like api.Object, of Companions) Option {
 	return func(r *Registry) {
 		if r.companions == nil {

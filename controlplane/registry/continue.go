@@ -10,29 +10,29 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// tokenVersion marks the form of a continue token.
+// tokenVersion is the version field of a continue token.
 const tokenVersion = "meta.k8s.io/v1"
 
-// continueToken says where a paged list goes on.
+// continueToken is the position at which a paged list continues.
 type continueToken struct {
 	Version string `json:"v"`
-	// Revision of the snapshot; -1 when a consistent one is no longer to be had
-	// and the list goes on with the present state.
+	// Revision of the snapshot; -1 if that was compacted and the list continues inconsistently with
+	// the current state.
 	Revision int64 `json:"rv"`
-	// After is the last key returned, below the kind's prefix.
+	// After is the last returned key, relative to the kind's prefix.
 	After string `json:"start"`
 }
 
 func (t continueToken) encode() string {
 	t.Version = tokenVersion
-	// A struct of two strings and a number always marshals.
+	// Marshaling a struct of strings and a number never fails.
 	data, _ := json.Marshal(t)
 	return base64.RawURLEncoding.EncodeToString(data)
 }
 
 var errToken = errors.New("continue key is not valid")
 
-// parseContinue reads a token and checks that it stays inside the prefix that the request may list.
+// parseContinue parses a token and checks that it is within the prefix of the request.
 func parseContinue(s, prefix string) (continueToken, error) {
 	data, err := base64.RawURLEncoding.DecodeString(s)
 	if err != nil {

@@ -2,7 +2,7 @@ package registry
 
 import "keelson.dev/keelson/controlplane/api"
 
-// Count is how many objects of a kind are stored, as far as this replica knows; 0 for a kind that is not served.
+// Count returns the number of cached objects of a kind; 0 if the kind is not served.
 func (r *Registry) Count(k *api.Kind) int {
 	s := r.cache.routes.Load().byKind[k]
 	if s == nil {

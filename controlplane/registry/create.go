@@ -16,9 +16,8 @@ import (
 // maxNameAttempts is how many generated names are tried.
 const maxNameAttempts = 8
 
-// Create, Update, Patch and Delete write; the request names kind, subresource, name and options
-// (dry run, field manager, preconditions, propagation, grace period). The object in
-// the result is shared: copy it before changing it.
+// Create stores a new object. The request names the kind, subresource, name and options (dry run,
+// field manager). The returned object is shared: copy it before changing it.
 func (r *Registry) Create(ctx context.Context, req *api.Request, a Admission) (runtime.Object, error) {
 	obj, ok := req.Object.(api.Object)
 	if !ok {
@@ -31,7 +30,7 @@ func (r *Registry) Create(ctx context.Context, req *api.Request, a Admission) (r
 	return w.create(ctx, obj, w.trackCreate)
 }
 
-// create stores a new object. track records the field managers, before admission.
+// create stores a new object. track records the field managers before admission.
 func (w *write) create(ctx context.Context, obj api.Object, track func(api.Object)) (api.Object, error) {
 	ctx, cancel := w.r.bounded(ctx)
 	defer cancel()
@@ -42,7 +41,7 @@ func (w *write) create(ctx context.Context, obj api.Object, track func(api.Objec
 		return nil, statusError(err, describe(w.req))
 	}
 	generated := obj.GetName() == ""
-	pristine := obj.DeepCopyObject().(api.Object) // admission writes into obj
+	pristine := obj.DeepCopyObject().(api.Object) // admission modifies obj
 	for try := 1; ; try++ {
 		if generated {
 			w.generateName(obj)
@@ -67,7 +66,7 @@ func (w *write) create(ctx context.Context, obj api.Object, track func(api.Objec
 	}
 }
 
-// checkNew refuses what cannot become an object and completes its namespace.
+// checkNew rejects an object that cannot be created, and sets its namespace from the request.
 func (w *write) checkNew(obj api.Object) error {
 	k := w.req.Kind
 	if obj.GetResourceVersion() != "" {
@@ -94,7 +93,7 @@ func (w *write) checkNew(obj api.Object) error {
 	return nil
 }
 
-// checkNamespace makes the object's namespace that of the request.
+// checkNamespace sets a missing namespace from the request and rejects a different one.
 func (w *write) checkNamespace(obj api.Object) error {
 	if !w.req.Kind.Namespaced {
 		obj.SetNamespace("")
@@ -121,7 +120,7 @@ func (w *write) setName(name string) {
 	w.key = objectKey(w.req.Kind, w.req.Namespace, name)
 }
 
-// generateName picks a name that is free as far as the cache knows; the commit decides.
+// generateName sets a generated name that is free in the cache. The commit may still conflict.
 func (w *write) generateName(obj api.Object) {
 	for range maxNameAttempts {
 		name := generatedName(obj.GetGenerateName(), w.r.randomSuffix(suffixLength))
@@ -143,7 +142,7 @@ func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Ob
 		w.complete("", obj)
 	}
 	k.Answers.Drop(obj, nil)
-	track(obj) // what admission adds belongs to nobody: an apply may not take it away
+	track(obj) // fields set by admission have no owner, so that an apply does not remove them
 	w.complete("", obj)
 	a := w.begin(api.Create, obj, nil)
 	if generated {
@@ -165,7 +164,7 @@ func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Ob
 	}
 	if k.PrepareCreate != nil {
 		k.PrepareCreate(obj)
-		w.complete("", obj) // what the status of a new object says
+		w.complete("", obj) // default the status that PrepareCreate has set
 	}
 	a.Finish()
 	if w.a != nil {

@@ -17,11 +17,11 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// deleteWorkers bounds how many objects of a collection are deleted at once.
+// deleteWorkers bounds the concurrent deletions of a collection.
 const deleteWorkers = 16
 
-// Delete deletes, or marks for deletion when finalizers or a grace period ask for it.
-// deleted says whether the object is gone.
+// Delete removes an object, or marks it as terminating if it has finalizers or a grace period.
+// deleted reports whether it was removed.
 func (r *Registry) Delete(ctx context.Context, req *api.Request, a Admission) (obj runtime.Object, deleted bool, err error) {
 	if err := checkDeleteOptions(&req.Delete); err != nil {
 		return nil, false, err
@@ -61,7 +61,7 @@ func checkDeleteOptions(o *metav1.DeleteOptions) error {
 	return nil
 }
 
-// CheckDelete says what a deletion of this object would be refused for: its options and its preconditions.
+// CheckDelete returns the error of invalid delete options or of a failed precondition for cur.
 func CheckDelete(req *api.Request, cur api.Object) error {
 	if err := checkDeleteOptions(&req.Delete); err != nil {
 		return err
@@ -85,8 +85,8 @@ func checkPreconditions(req *api.Request, cur api.Object) error {
 	return nil
 }
 
-// planDelete is what a deletion makes of an object: nothing (it is under way),
-// a marked object that waits for its finalizers or its grace period, or removal.
+// planDelete returns the outcome of a deletion: no change (already terminating), an object that is
+// marked as terminating, or removal.
 func planDelete(k *api.Kind, cur api.Object, o *metav1.DeleteOptions, now time.Time) outcome {
 	obj := cur.DeepCopyObject().(api.Object)
 	obj.SetFinalizers(dependentFinalizers(cur.GetFinalizers(), o, k.Propagation))
@@ -114,7 +114,7 @@ func planDelete(k *api.Kind, cur api.Object, o *metav1.DeleteOptions, now time.T
 	return outcome{obj: obj}
 }
 
-// withFinalizers is have and what it lacks of more.
+// withFinalizers returns have plus the missing elements of more.
 func withFinalizers(have, more []string) []string {
 	out := slices.Clone(have)
 	for _, f := range more {
@@ -125,8 +125,8 @@ func withFinalizers(have, more []string) []string {
 	return out
 }
 
-// planShorter is a deletion of an object that is terminating already: its grace
-// period may become shorter, its finalizers may change, and it goes once nothing holds it.
+// planShorter returns the outcome of a deletion of an object that is already terminating. Its grace
+// period may become shorter and its finalizers may change. It is removed when nothing holds it.
 func planShorter(k *api.Kind, obj, cur api.Object, o *metav1.DeleteOptions, grace int64, pending bool) outcome {
 	left := cur.GetDeletionGracePeriodSeconds()
 	asked := o.GracePeriodSeconds != nil
@@ -161,8 +161,9 @@ func markDeleted(obj api.Object, from time.Time, grace int64) {
 	obj.SetDeletionGracePeriodSeconds(&grace)
 }
 
-// dependentFinalizers records how the dependents are to be treated: the garbage
-// collector acts on these finalizers and removes them. Background needs none. usual is the kind's own propagation.
+// dependentFinalizers returns the finalizers for the propagation policy (orphan or foreground). The
+// garbage collector handles and removes them. Background needs none. usual is the kind's default
+// policy.
 func dependentFinalizers(have []string, o *metav1.DeleteOptions, usual metav1.DeletionPropagation) []string {
 	orphan := slices.Contains(have, metav1.FinalizerOrphanDependents)
 	foreground := slices.Contains(have, metav1.FinalizerDeleteDependents)
@@ -194,8 +195,8 @@ func dependentFinalizers(have []string, o *metav1.DeleteOptions, usual metav1.De
 	return out
 }
 
-// finished says that nothing holds a terminating object any more: no finalizer
-// is left and there is no grace period to wait for.
+// finished reports whether a terminating object can be removed: it has no finalizer and no
+// remaining grace period.
 func finished(obj api.Object) bool {
 	if obj.GetDeletionTimestamp() == nil || len(obj.GetFinalizers()) > 0 || len(specFinalizers(obj)) > 0 {
 		return false
@@ -203,8 +204,8 @@ func finished(obj api.Object) bool {
 	return *deref(obj.GetDeletionGracePeriodSeconds()) == 0
 }
 
-// DeleteCollection deletes everything that matches the request's list options
-// and returns what was deleted or marked. Each object is admitted by itself.
+// DeleteCollection deletes all objects that match the request's list options. It returns the
+// removed and the marked objects. Each object is admitted separately.
 func (r *Registry) DeleteCollection(ctx context.Context, req *api.Request, a Admission) (runtime.Object, error) {
 	if err := checkDeleteOptions(&req.Delete); err != nil {
 		return nil, err
@@ -255,17 +256,19 @@ func (r *Registry) DeleteCollection(ctx context.Context, req *api.Request, a Adm
 	return typedList(req.Kind, metav1.ListMeta{ResourceVersion: matches.ResourceVersion}, gone)
 }
 
-// oneOf is the deletion of one object of a collection, of exactly the one that was listed.
+// oneOf returns the request that deletes one listed object of a collection, with its UID as
+// precondition.
 func oneOf(req *api.Request, namespace, name string, p metav1.Preconditions) *api.Request {
 	one := *req
-	one.Stages = nil // a timer is for one goroutine
+	one.Stages = nil // the stage timer must not be used by several goroutines
 	one.Namespace, one.Name = namespace, name
 	one.Delete = *req.Delete.DeepCopy()
 	one.Delete.Preconditions = &p
 	return &one
 }
 
-// unreadableOf is what goes with a whole collection; a selector selects nothing of it.
+// unreadableOf returns the unreadable objects to delete with a collection. With selectors or paging
+// it returns none.
 func (r *Registry) unreadableOf(ctx context.Context, req *api.Request) ([]*Unreadable, error) {
 	f, err := newFilter(req, &req.List)
 	if err != nil || f.selective() || req.List.Limit > 0 || req.List.Continue != "" {
@@ -278,7 +281,7 @@ func (r *Registry) unreadableOf(ctx context.Context, req *api.Request) ([]*Unrea
 	return s.snap.Load().unreadable.within(f), nil
 }
 
-// isOtherObject says that the listed object has been replaced by one of the same name.
+// isOtherObject reports whether the listed object was replaced by another one of the same name.
 func isOtherObject(err error) bool {
 	var s *apierrors.StatusError
 	return errors.As(err, &s) && s.ErrStatus.Reason == metav1.StatusReasonConflict

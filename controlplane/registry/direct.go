@@ -16,9 +16,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Direct is a Backend that allows everything and admits by the kind's own
-// defaulting and validation: the registry without an apiserver, for tests of
-// what stands on api.Backend.
+// Direct returns a Backend that authorizes everything and admits by the kind's own defaulting and
+// validation. It is the registry without an API server, for tests of code that uses api.Backend.
 func Direct(r *Registry) api.Backend { return direct{r} }
 
 type direct struct{ r *Registry }
@@ -60,7 +59,7 @@ func (d direct) Watch(ctx context.Context, req *api.Request) (watch.Interface, e
 	return d.r.Watch(ctx, req)
 }
 
-// KindRules is validation by the kind alone.
+// KindRules validates an attempt by the rules of its kind only.
 func KindRules(ctx context.Context, a *api.Attempt) error {
 	obj, old := a.Whole, a.Stored
 	if obj == nil {
@@ -90,8 +89,8 @@ func KindRules(ctx context.Context, a *api.Attempt) error {
 	return nil
 }
 
-// create stores an object, or performs the two create-style subresources that
-// the scheduler and the controllers use.
+// create stores an object, or performs the subresources binding and eviction, which the scheduler
+// and controllers create.
 func (d direct) create(ctx context.Context, req *api.Request, admit Admission) (runtime.Object, error) {
 	switch body := req.Object.(type) {
 	case *corev1.Binding:

@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// The representations whose bytes are kept.
+// The representations that are cached as bytes.
 const (
 	mediaJSON = iota
 	mediaProtobuf
@@ -25,23 +25,23 @@ const (
 	mediaTypes
 )
 
-// maxEncodedBytes bounds the encodings that are kept; the oldest go first.
+// maxEncodedBytes bounds the cached encodings; the oldest are dropped first.
 const maxEncodedBytes = 32 << 20
 
-// encodingCost is what accounting for an encoding takes.
+// encodingCost is the bookkeeping overhead of one cached encoding, in bytes.
 const encodingCost = 64
 
-// encoded is an object in each representation, as far as somebody wanted it.
+// encoded contains an object's cached bytes in each representation, nil if not requested yet.
 type encoded [mediaTypes]atomic.Pointer[[]byte]
 
-// form is an entry in the version of a kind that is not the one it is cached in.
+// form is an entry's object converted to a kind of another version than the cached one.
 type form struct {
 	kind    *api.Kind
 	obj     api.Object
 	encoded encoded
 }
 
-// form finds the form of a kind; nil when none exists.
+// form returns the entry's cached form for a kind; nil if there is none.
 func (e *entry) form(k *api.Kind) *form {
 	if all := e.forms.Load(); all != nil {
 		for _, f := range *all {
@@ -53,23 +53,23 @@ func (e *entry) form(k *api.Kind) *form {
 	return nil
 }
 
-// encodings accounts for the bytes that hang on entries, and for their forms. It does not keep the
-// entries: one that is neither current nor history takes them along.
+// encodings bounds the bytes of cached encodings and forms of entries. It holds weak pointers only:
+// when an entry is neither current nor in the history, its encodings are collected with it.
 type encodings struct {
 	mu    sync.Mutex
-	most  int            // bytes that are kept
+	most  int            // maximum of bytes
 	queue []keptEncoding // oldest first
 	bytes int
 }
 
 type keptEncoding struct {
 	entry weak.Pointer[entry]
-	form  weak.Pointer[form] // of which it is the encoding; nil for that of the entry itself
-	media int                // mediaTypes stands for the form as a whole
+	form  weak.Pointer[form] // the encoded form; nil if the entry itself is encoded
+	media int                // mediaTypes means the form as a whole
 	size  int
 }
 
-// drop lets the encoding or form go.
+// drop removes the encoding or form from its entry.
 func (k *keptEncoding) drop() {
 	e, f := k.entry.Value(), k.form.Value()
 	switch {
@@ -84,7 +84,8 @@ func (k *keptEncoding) drop() {
 	}
 }
 
-// changeForms keeps the forms that the rule keeps, and adds one unless it is nil.
+// changeForms replaces the entry's forms by those for which keep returns true, plus add unless it
+// is nil.
 func (e *entry) changeForms(keep func(*form) bool, add *form) {
 	for {
 		was := e.forms.Load()
@@ -105,8 +106,8 @@ func (e *entry) changeForms(keep func(*form) bool, add *form) {
 	}
 }
 
-// keepForm hangs the object that an entry was converted to on the entry, and returns it. Forms of kinds that were
-// dropped go then. When two convert at once either's may stay.
+// keepForm caches the converted object of an entry as a form and returns it. Forms of dropped kinds
+// are removed. If two goroutines convert concurrently, either result may stay.
 func (c *encodings) keepForm(s *served, e *entry, obj api.Object) api.Object {
 	f, now := &form{kind: s.kind, obj: obj}, s.cache.routes.Load()
 	e.changeForms(func(have *form) bool { return have.kind != s.kind && now.byKind[have.kind] != nil }, f)
@@ -119,7 +120,7 @@ func (c *encodings) addForm(e *entry, f *form, size int) {
 	c.add(keptEncoding{entry: weak.Make(e), form: weak.Make(f), media: mediaTypes, size: size})
 }
 
-// keep stores an encoding where it belongs and drops the oldest ones beyond the bound.
+// keep caches an encoding at its place, and drops the oldest encodings above the limit.
 func (c *encodings) keep(at place, media int, data []byte) {
 	if !at.encoded()[media].CompareAndSwap(nil, &data) {
 		return
@@ -145,7 +146,7 @@ func (c *encodings) add(kept keptEncoding) {
 	}
 }
 
-// place is where the encodings of an object are kept: with its entry, or with a form of it.
+// place is where the encodings of an object are cached: in its entry or in a form of it.
 type place struct {
 	entry *entry // nil for objects that are not cached
 	form  *form
@@ -158,8 +159,9 @@ func (p place) encoded() *encoded {
 	return &p.entry.encoded
 }
 
-// Encoded returns obj in the media type ("application/json", "application/vnd.kubernetes.protobuf", "application/cbor"),
-// encoding once for all callers when obj is a cached one. The bytes are shared: do not modify them.
+// Encoded returns obj in the media type ("application/json", "application/vnd.kubernetes.protobuf",
+// "application/cbor"). A cached object is encoded only once. The bytes are shared: do not modify
+// them.
 func (r *Registry) Encoded(obj runtime.Object, mediaType string) ([]byte, error) {
 	var media int
 	switch mediaType {
@@ -201,7 +203,8 @@ func (r *Registry) Encoded(obj runtime.Object, mediaType string) ([]byte, error)
 	return data, nil
 }
 
-// objectOf finds the kind of an object by what it says of itself; nil when it is no object of a stored kind.
+// objectOf returns the served kind of an object by its apiVersion and kind; nil if it is not a
+// stored kind.
 func (c *cache) objectOf(obj runtime.Object) (api.Object, *served) {
 	o, ok := obj.(api.Object)
 	if !ok {
@@ -210,7 +213,7 @@ func (c *cache) objectOf(obj runtime.Object) (api.Object, *served) {
 	return o, c.routes.Load().byGVK[o.GetObjectKind().GroupVersionKind()]
 }
 
-// place finds where the encodings of exactly this object are kept.
+// place returns where the encodings of exactly this object are cached.
 func (s *served) place(o api.Object) place {
 	if e := s.get(objectKey(s.kind, o.GetNamespace(), o.GetName())); e != nil {
 		if e.obj == o {
@@ -218,7 +221,7 @@ func (s *served) place(o api.Object) place {
 		}
 		if f := e.form(s.kind); f != nil && f.obj == o {
 			if e.version == s.own {
-				return place{entry: e} // the object itself, of which the entry has the light form
+				return place{entry: e} // o is the full object; the entry has its light form
 			}
 			return place{entry: e, form: f}
 		}
@@ -243,7 +246,7 @@ func encodeAs(obj runtime.Object, media int) ([]byte, error) {
 	return encodeEnvelope(envelopeHeader(gvk), m)
 }
 
-// encodeCBOR writes what Kubernetes' serializer writes, which needs no types to write.
+// encodeCBOR encodes an object with Kubernetes' CBOR serializer, which needs no scheme to encode.
 func encodeCBOR(obj runtime.Object) ([]byte, error) {
 	var buf bytes.Buffer
 	if err := cbor.NewSerializer(nil, nil).Encode(obj, &buf); err != nil {
@@ -252,7 +255,7 @@ func encodeCBOR(obj runtime.Object) ([]byte, error) {
 	return slices.Clip(buf.Bytes()), nil
 }
 
-// envelopeHeader is the beginning of every envelope of a kind: magic and typeMeta.
+// envelopeHeader returns the start of every envelope of a kind: magic and typeMeta.
 func envelopeHeader(gvk schema.GroupVersionKind) []byte {
 	apiVersion, kind := gvk.ToAPIVersionAndKind()
 	var meta []byte

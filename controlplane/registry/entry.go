@@ -10,36 +10,37 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// entry is one state of one object. It never changes, apart from its encodings and forms.
+// entry is one state of one object. It is immutable, except for its cached encodings and forms.
 type entry struct {
-	key     string       // below the storage's prefix
+	key     string       // relative to the storage's prefix
 	obj     api.Object   // with apiVersion, kind and resourceVersion
 	light   bool         // obj is in the light form
-	version *api.Version // that obj is of: the storage's hub, but for old objects
+	version *api.Version // version of obj: the storage's hub, except for some old objects
 	rev     raftstore.Revision
-	value   []byte                       // as stored; belongs to the store
-	unknown *[]metav1.ManagedFieldsEntry // in forms that cannot be read; nil = none
+	value   []byte                       // as stored; owned by the store
+	unknown *[]metav1.ManagedFieldsEntry // managedFields in unknown forms; nil = none
 
 	encoded encoded
 	forms   atomic.Pointer[[]*form]
-	moment  *moment // nil until an event is about it; the cache's run reads and sets it
+	moment  *moment // nil until an event refers to the entry; used by cache.run only
 }
 
-// snapshot is the state of one storage. It never changes.
+// snapshot is an immutable state of one storage.
 type snapshot struct {
 	objects
 	unreadable unreadables
-	changed    raftstore.Revision // the newest change
+	changed    raftstore.Revision // revision of the newest change
 }
 
-// at returns the entry of an object that was deleted at rev: its last contents, in a struct of its own.
+// at returns an entry for the deletion of an object at rev: a copy of its last state with that
+// revision.
 func (e *entry) at(rev raftstore.Revision) *entry {
 	obj := e.version.Shallow(e.obj)
 	obj.SetResourceVersion(formatRevision(rev))
 	return &entry{key: e.key, obj: obj, light: e.light, version: e.version, rev: rev, value: e.value, unknown: e.unknown}
 }
 
-// at returns an object of the kind at rev: same contents, own struct.
+// at returns a shallow copy of an object of the kind with the resourceVersion rev.
 func at(k *api.Kind, obj api.Object, rev raftstore.Revision) api.Object {
 	out := k.Ops.Shallow(obj)
 	k.SetTypeMeta(out)

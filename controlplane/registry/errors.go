@@ -14,18 +14,18 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// ReasonLeadershipEnded is the reason of the 409 that a fenced write gets when
-// the leadership that decided it has ended. It is final for that leadership.
+// ReasonLeadershipEnded is the reason of the 409 for a fenced write after the end of the leadership
+// that decided it. Retries under the same leadership fail too.
 const ReasonLeadershipEnded metav1.StatusReason = "LeadershipEnded"
 
-// IsLeadershipEnded says that a write was refused because its leadership is over.
+// IsLeadershipEnded reports whether a write was rejected because its leadership has ended.
 func IsLeadershipEnded(err error) bool {
 	var s *apierrors.StatusError
 	return errors.As(err, &s) && s.ErrStatus.Reason == ReasonLeadershipEnded
 }
 
-// statusError turns an error of the store, or of waiting for it, into an API
-// status. doing says what was being done to which object.
+// statusError converts an error of the store, or of a wait for it, to an API status. doing
+// describes the operation and its object, for the message.
 func statusError(err error, doing string) error {
 	var status apierrors.APIStatus
 	switch {
@@ -63,7 +63,7 @@ func newStatus(code int32, reason metav1.StatusReason, message string, retryAfte
 	return &apierrors.StatusError{ErrStatus: s}
 }
 
-// statusOf is the body of an error that statusError made.
+// statusOf returns the Status of an error from statusError.
 func statusOf(err error) *metav1.Status {
 	var s apierrors.APIStatus
 	if !errors.As(err, &s) {
@@ -73,15 +73,16 @@ func statusOf(err error) *metav1.Status {
 	return &status
 }
 
-// notServed returns the error for a kind that is not served, or whose definition no longer exists or was recreated. The API
-// answers the request with the kind of the newest definition if there is one (api.ErrKindExchanged).
+// notServed returns a 404 for a kind that is not served: its definition was deleted or recreated.
+// The error matches api.ErrKindExchanged, so that the API retries the request with the newest
+// definition, if there is one.
 func notServed() error {
 	return &exchanged{newStatus(http.StatusNotFound, metav1.StatusReasonNotFound, "the server could not find the requested resource", 0)}
 }
 
-// notServed is the answer about a kind that is not served any more. One that has been exchanged for another of its name,
-// as when its definition changes, is there all the time: who asks again finds it. The API does that itself
-// (api.ErrKindExchanged); to others it is a 503, after which client libraries ask again.
+// notServed returns the error for a kind that is not served any more. If another kind with the same
+// name is served, because its definition changed, a retry succeeds. The API retries by itself
+// (api.ErrKindExchanged). Other callers get a 503, which client libraries retry.
 func (r *Registry) notServed(k *api.Kind) error {
 	if now := r.kinds.ByGVK(k.GVK); now == nil || now == k {
 		return notServed()
@@ -90,7 +91,7 @@ func (r *Registry) notServed(k *api.Kind) error {
 		fmt.Sprintf("the definition of %s has changed while this was being answered: ask again", k.GroupResource()), 1)}
 }
 
-// exchanged is a status that is api.ErrKindExchanged besides.
+// exchanged is a status error that also matches api.ErrKindExchanged.
 type exchanged struct{ *apierrors.StatusError }
 
 func (e *exchanged) Unwrap() error        { return e.StatusError }

@@ -15,11 +15,11 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// A facet with a body of its own (scale) shows one field of its object, the number
-// of replicas. Who owns that is written into the object's managedFields, translated
-// from those of the body and back.
+// A subresource with its own type (scale) shows one field of its object: the number of replicas.
+// The ownership of that field is stored in the object's managedFields, and translated to and from
+// the managedFields of the scale.
 
-// facetPaths says where the field of a body stands in the object.
+// facetPaths returns the path in the object of the field that the subresource shows.
 func facetPaths(k *api.Kind, s *api.Subresource) managedfields.ResourcePathMappings {
 	at := fieldpath.MakePathOrDie("spec", "replicas")
 	if s.Replicas != nil {
@@ -31,7 +31,7 @@ func facetPaths(k *api.Kind, s *api.Subresource) managedfields.ResourcePathMappi
 	return managedfields.ResourcePathMappings{k.GVK.GroupVersion().String(): at}
 }
 
-// facetBody is the body of a facet of obj, with the managedFields of what it shows.
+// facetBody returns the subresource's view of obj, with the translated managedFields.
 func facetBody(k *api.Kind, s *api.Subresource, obj api.Object) (api.Object, error) {
 	body, ok := s.View(obj).DeepCopyObject().(api.Object)
 	if !ok {
@@ -45,7 +45,8 @@ func facetBody(k *api.Kind, s *api.Subresource, obj api.Object) (api.Object, err
 	return body, nil
 }
 
-// ownFacet writes the managedFields of a body into the object's.
+// ownFacet writes the managedFields of a subresource's body into the object. before is the object's
+// previous entries.
 func ownFacet(k *api.Kind, s *api.Subresource, obj api.Object, before []metav1.ManagedFieldsEntry, body api.Object) error {
 	entries, err := managedfields.NewScaleHandler(before, k.GVK.GroupVersion(), facetPaths(k, s)).ToParent(body.GetManagedFields())
 	if err != nil {
@@ -55,7 +56,7 @@ func ownFacet(k *api.Kind, s *api.Subresource, obj api.Object, before []metav1.M
 	return nil
 }
 
-// trackFacet records what a write to a facet changed.
+// trackFacet records in managedFields the field that a write to a subresource changed.
 func (w *write) trackFacet(s *api.Subresource, subresource string, obj, old api.Object) {
 	obj.SetManagedFields(old.GetManagedFields())
 	track := func() error {
@@ -79,7 +80,7 @@ func (w *write) trackFacet(s *api.Subresource, subresource string, obj, old api.
 	}
 }
 
-// applyToFacet is server-side apply to a facet with a body of its own.
+// applyToFacet performs a server-side apply to a subresource with its own type.
 func (w *write) applyToFacet(ctx context.Context, f facet) (runtime.Object, error) {
 	s := w.req.Kind.Subresources[f.name]
 	intent, err := w.intent(s.GVK)

@@ -7,13 +7,13 @@ import (
 	"sync"
 )
 
-// Form 1 of a set of fields is what FieldsV1 says in a tenth of its bytes. It is exact: what it is made of comes back
-// byte for byte, whatever becomes of the object, of its schema and of its defaults, so that every entry may be written
-// in it and no reader has to work anything out. It is text of these parts, and stands in a JSON string, so that an entry
-// remains JSON for whoever does not know the form:
+// Form 1 encodes a FieldsV1 set in about a tenth of its bytes. It is lossless, and does not depend
+// on the object, its schema or its defaults. So every entry may be written in it. It is ASCII text
+// in a JSON string, so an entry stays valid JSON for readers without support for the form. The text
+// consists of:
 //
-//	element         a field without more below it
-//	(element ... )  one with more
+//	element         a field without fields below it
+//	(element ... )  a field with fields below it
 //
 // where an element is
 //
@@ -22,22 +22,24 @@ import (
 //	'name'                      another field
 //	.                           the dot: the object itself
 //	{P value'                   a key of a list in the pattern P: k:{"name":"main"}
-//	:anything'                  whatever else, as it is
+//	:anything'                  any other key, unchanged
 //
-// with a backquote for each quotation mark of a key. What holds more than that is not written in the form.
+// A backquote replaces each quotation mark of a key. A set with other content is not written in
+// this form.
 const (
 	maxFieldDepth = 64
-	maxFieldBytes = 256 << 10 // of a set that is written in the form, or spelled out from it
+	maxFieldBytes = 256 << 10 // maximum size of a set before encoding and after decoding
 )
 
-// fieldCodes, in order of frequentFields, and safe are bytes that stand for themselves in JSON however it is written.
+// fieldCodes are the codes of frequentFields, in order. They and safe are bytes that JSON never
+// escapes.
 const (
 	fieldCodes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ!#$%*+,-/;=?@[]^_|}~"
 	safe       = fieldCodes + "0123456789().':{"
 )
 
-// fieldPatterns are the frequent keys of lists, as JSON in JSON; a code is 'A' and more. Only new ones may be
-// added, in a new form.
+// fieldPatterns are the frequent patterns of list keys, in JSON within JSON. The code of a pattern
+// is 'A' plus its index. Do not change them; additional patterns need a new form.
 var fieldPatterns = [...]struct{ before, after string }{
 	{`k:{\"name\":\"`, `\"}`},
 	{`k:{\"type\":\"`, `\"}`},
@@ -52,10 +54,10 @@ var fieldPatterns = [...]struct{ before, after string }{
 	{`v:\"`, `\"`},
 }
 
-// fieldTables are the names of form 1 both ways. They are made when a set is first written or read in the form.
+// fieldTables maps names to codes of form 1 and back. They are built at the first use.
 type fieldTables struct {
 	codes map[string]string // by name
-	names [256]string       // by code, of one byte
+	names [256]string       // by one-byte code
 	known [10][256]string   // by the two bytes of a code
 }
 
@@ -73,7 +75,8 @@ var form1 = sync.OnceValue(func() *fieldTables {
 
 var errFieldForm = errors.New("malformed field set")
 
-// packFields appends form 1 of a set in the form of FieldsV1 to dst; false when the set does not fit the form.
+// packFields appends form 1 of a FieldsV1 set to dst. It returns false if the set cannot be
+// encoded.
 func packFields(dst, set []byte) ([]byte, bool) {
 	if len(set) > maxFieldBytes {
 		return dst, false
@@ -87,7 +90,7 @@ func packFields(dst, set []byte) ([]byte, bool) {
 
 type packer struct {
 	tables *fieldTables
-	in     []byte // what is left
+	in     []byte // remaining input
 	out    []byte
 }
 
@@ -104,7 +107,7 @@ func (p *packer) object(depth int) bool {
 		return false
 	}
 	if p.take("}") {
-		return depth == 0 // elsewhere it is a leaf, which has been taken
+		return depth == 0 // an empty set; below the root, the caller has consumed "{}"
 	}
 	for {
 		key, ok := p.key()
@@ -129,7 +132,7 @@ func (p *packer) object(depth int) bool {
 	}
 }
 
-// key takes a key and the colon; the key is as it stands in JSON.
+// key reads a JSON key and its colon, and returns the key without unescaping it.
 func (p *packer) key() ([]byte, bool) {
 	if !p.take(`"`) {
 		return nil, false
@@ -171,7 +174,8 @@ func (p *packer) element(key []byte) bool {
 	return p.literal(key)
 }
 
-// literal writes text up to its end mark.
+// literal writes text and its end mark. It returns false if the text has bytes that form 1 cannot
+// represent.
 func (p *packer) literal(text []byte) bool {
 	for i := 0; i < len(text); i++ {
 		c := text[i]
@@ -188,13 +192,13 @@ func (p *packer) literal(text []byte) bool {
 	return true
 }
 
-// plain says that a byte may stand in a literal.
+// plain reports whether a byte is allowed in a literal.
 func plain(c byte) bool {
 	return c >= ' ' && c < 0x7f && c != '"' && c != '\\' && c != '<' && c != '>' && c != '&'
 }
 
-// unpackFields appends the set, in the form of FieldsV1, of which text is form 1. Text of any content may come: from a
-// damaged disk, or from whoever writes to it.
+// unpackFields appends the FieldsV1 set that is encoded in text. It returns an error for invalid
+// text, for example from a damaged disk.
 func unpackFields(dst, text []byte) ([]byte, error) {
 	if len(text) < 2 || text[0] != '"' || text[len(text)-1] != '"' {
 		return dst, errFieldForm
@@ -208,12 +212,12 @@ func unpackFields(dst, text []byte) ([]byte, error) {
 
 type unpacker struct {
 	tables *fieldTables
-	in     []byte // what is left
+	in     []byte // remaining input
 	out    []byte
 	limit  int
 }
 
-// set takes elements up to the end, or to the parenthesis that closes them.
+// set decodes elements up to the end of the input or to the closing parenthesis.
 func (u *unpacker) set(depth int) bool {
 	if depth > maxFieldDepth {
 		return false
@@ -282,7 +286,7 @@ func (u *unpacker) element() bool {
 	return name != ""
 }
 
-// literal takes text up to its end mark.
+// literal decodes text up to its end mark.
 func (u *unpacker) literal() bool {
 	for i, c := range u.in {
 		switch {

@@ -1,9 +1,9 @@
 package registry
 
-// The names of fields that form 1 of field sets writes short. They are part of a format on disk: nothing in them may
-// change, neither a name nor its place. Other names need another form.
+// The field names with short codes in form 1. They are part of the format on disk: neither the
+// names nor their order may change. Other names need a new form.
 const (
-	// frequentFields take one byte.
+	// frequentFields have one-byte codes.
 	frequentFields = `
 metadata annotations labels spec name namespace uid ownerReferences finalizers template containers image
 imagePullPolicy resources limits requests cpu memory env value valueFrom ports containerPort protocol
@@ -14,7 +14,8 @@ lastTransitionTime message reason port targetPort clusterIP ipFamilies sessionAf
 enableServiceLinks serviceAccountName serviceAccount lastProbeTime observedGeneration generateName args command
 readOnly key secret
 `
-	// knownFields take two: the other fields of the built-in kinds, and labels and annotations that many set.
+	// knownFields have two-byte codes: the other fields of the built-in kinds, and common labels
+	// and annotations.
 	knownFields = `
 Port accessMode accessModes acquireTime action active activeDeadlineSeconds add address addressType addresses
 affinity aggregationRule allocatable allocateLoadBalancerNodePorts allocatedResourceStatuses allocatedResources

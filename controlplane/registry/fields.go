@@ -22,15 +22,15 @@ type fieldTracker struct {
 	kinds  *api.Kinds
 
 	once      sync.Once
-	converter managedfields.TypeConverter // parses the schema: made when first needed
+	converter managedfields.TypeConverter // created on first use, because it parses the schema
 }
 
-// tracked is what is kept of one kind for that.
+// tracked holds the field managers of one kind.
 type tracked struct {
 	mu       sync.Mutex
 	managers map[string]*managedfields.FieldManager // by subresource
 	newcomer *newcomer
-	asked    bool // newcomer has been made, or none exists: the type has no schema
+	asked    bool // newcomer was created, or is nil because the type has no schema
 }
 
 func newFieldTracker(s *runtime.Scheme, kinds *api.Kinds) *fieldTracker {
@@ -44,10 +44,10 @@ func (t *fieldTracker) typesOf(k *api.Kind) managedfields.TypeConverter {
 	return t.types()
 }
 
-// Types is the schema of a kind's objects, by which applies are merged.
+// Types returns the schema of a kind's objects, which server-side apply uses to merge.
 func (r *Registry) Types(k *api.Kind) managedfields.TypeConverter { return r.fields.typesOf(k) }
 
-// types is the schema of all types.
+// types returns the schema of all built-in types.
 func (t *fieldTracker) types() managedfields.TypeConverter {
 	t.once.Do(func() { t.converter = applyconfigurations.NewTypeConverter(t.scheme) })
 	return t.converter
@@ -62,7 +62,7 @@ func (t *fieldTracker) of(of *served, subresource string) (*managedfields.FieldM
 	}
 	gvk, types := k.GVK, t.typesOf(k)
 	if s := k.Subresources[subresource]; s != nil && s.View != nil {
-		gvk, types = s.GVK, managedfields.NewDeducedTypeConverter() // the body stands in no schema, and has no lists
+		gvk, types = s.GVK, managedfields.NewDeducedTypeConverter() // the body is in no schema, and has no lists
 	}
 	gv := gvk.GroupVersion()
 	reset := map[fieldpath.APIVersion]*fieldpath.Set{fieldpath.APIVersion(gv.String()): unwritable(k, subresource)}
@@ -78,8 +78,8 @@ func (t *fieldTracker) of(of *served, subresource string) (*managedfields.FieldM
 	return m, nil
 }
 
-// unwritable are the fields that a write to a facet of a kind cannot set: whoever
-// states them there owns nothing.
+// unwritable returns the fields that a write to a subresource of a kind cannot set. Such a write
+// does not own them.
 func unwritable(k *api.Kind, subresource string) *fieldpath.Set {
 	switch {
 	case subresource == "status":
@@ -94,8 +94,8 @@ func unwritable(k *api.Kind, subresource string) *fieldpath.Set {
 	return fieldpath.NewSet()
 }
 
-// fixedMetadata are the parts of the metadata that stay as they are when the status of a kind is written: some kinds
-// let their labels be changed with it. The kind's own rule is asked.
+// fixedMetadata returns the metadata fields that a status update does not change, by the kind's own
+// rule. Some kinds allow label changes with the status.
 func fixedMetadata(k *api.Kind) (out []string) {
 	rule := func(obj, old api.Object) { keepStatus(k, obj, old) }
 	if s := k.Subresources["status"]; s != nil && s.PrepareUpdate != nil {
@@ -119,7 +119,7 @@ func fixedMetadata(k *api.Kind) (out []string) {
 	return out
 }
 
-// maker makes empty objects of a kind; those of other names are the scheme's.
+// maker creates empty objects of its kind. Objects of other types come from the scheme.
 type maker struct {
 	*runtime.Scheme
 	kind *api.Kind
@@ -135,8 +135,8 @@ func (m maker) New(gvk schema.GroupVersionKind) (runtime.Object, error) {
 	return obj, nil
 }
 
-// versions converts between the versions of a storage. What is of the wanted one already is handed through, which saves
-// the scheme's deep copies.
+// versions converts between the versions of a storage. An object in the wanted version is returned
+// as it is, which avoids the scheme's deep copies.
 type versions struct {
 	*runtime.Scheme
 	kinds *api.Kinds
@@ -147,7 +147,7 @@ func (v versions) ConvertToVersion(in runtime.Object, target runtime.GroupVersio
 	if _, loose := in.(runtime.Unstructured); loose {
 		return v.Scheme.ConvertToVersion(in, target)
 	}
-	if k := in.GetObjectKind(); k.GroupVersionKind().Empty() { // one that the field manager has just made
+	if k := in.GetObjectKind(); k.GroupVersionKind().Empty() { // created by the field manager without a type
 		gvks, _, err := v.Scheme.ObjectKinds(in)
 		if err != nil {
 			return nil, err
@@ -163,18 +163,18 @@ func (v versions) ConvertToVersion(in runtime.Object, target runtime.GroupVersio
 	table := v.kinds.Table()
 	from := table.ByGVK(gvk)
 	if from == nil || from.Virtual {
-		return in, nil // a body of a facet, which has one version
+		return in, nil // a subresource's body, which has one version
 	}
 	for _, to := range table.All() {
 		if to.Storage == from.Storage && to.GVK.GroupVersion() == wanted {
 			return convert(from, to, obj)
 		}
 	}
-	// Who owns fields in a version that is not served is forgotten.
+	// The field manager drops the ownership of fields in a version that is not served.
 	return nil, runtime.NewNotRegisteredGVKErrForTarget("the table of kinds", gvk, target)
 }
 
-// convert brings an object of one kind into the version of another on the same storage.
+// convert converts an object of one kind to another kind of the same storage.
 func convert(from, to *api.Kind, obj api.Object) (api.Object, error) {
 	ctx, hub := context.Background(), from.Storage.Hub.GVK
 	if from.GVK != hub {
@@ -195,17 +195,16 @@ func convert(from, to *api.Kind, obj api.Object) (api.Object, error) {
 	return out[0], nil
 }
 
-// complete fills in the defaults before fields are tracked: who writes an object has set them too.
+// complete sets the defaults before fields are tracked: a writer owns the defaulted fields too.
 func (w *write) complete(subresource string, obj api.Object) {
 	if subresource == "" && w.req.Kind.Default != nil {
 		w.req.Kind.Default(obj)
 	}
 }
 
-// trackCreate records the whole new object as set by the manager. What Keelson's
-// own parts create is not tracked, which would cost them most of their time;
-// the first apply to such an object takes note of what stood there before, as
-// for objects that are older than tracking.
+// trackCreate records the manager as owner of all fields of the new object. Objects created by
+// Keelson's own components are not tracked, because that would take most of their time. The first
+// apply to such an object records the existing fields, as for objects that are older than tracking.
 func (w *write) trackCreate(obj api.Object) {
 	if isSystem(w.req.User) {
 		obj.SetManagedFields(nil)
@@ -228,9 +227,9 @@ func (w *write) trackCreate(obj api.Object) {
 	fm.UpdateNoErrors(empty, obj, w.manager)
 }
 
-// trackUpdate records what the manager changed. Objects that are not tracked
-// stay so, and reports of Keelson's own parts (a status, a bind) are not recorded:
-// an apply to the object itself cannot touch what they write.
+// trackUpdate records the fields that the manager changed. Untracked objects stay untracked. Status
+// and binding writes of Keelson's own components are not recorded, because an apply to the object
+// cannot change these fields.
 func (w *write) trackUpdate(subresource string, obj, old api.Object) {
 	if !w.tracks(subresource, obj, old) {
 		obj.SetManagedFields(old.GetManagedFields())
@@ -249,14 +248,15 @@ func (w *write) trackUpdate(subresource string, obj, old api.Object) {
 	fm.UpdateNoErrors(old, obj, w.manager)
 }
 
-// tracks says whether a write changes who owns what.
+// tracks reports whether a write changes the managedFields.
 func (w *write) tracks(subresource string, obj, old api.Object) bool {
 	untracked := len(old.GetManagedFields()) == 0 && len(obj.GetManagedFields()) == 0
 	report := subresource == "status" || subresource == "binding"
 	return !untracked && !(report && isSystem(w.req.User))
 }
 
-// isSystem says that a request comes from Keelson itself: controllers, scheduler, fleet.
+// isSystem reports whether a request comes from a Keelson component: controllers, scheduler or
+// nodes.
 func isSystem(u api.User) bool {
 	switch u.Name {
 	case api.UserController, api.UserScheduler, api.UserAPIServer:

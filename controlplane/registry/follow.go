@@ -10,15 +10,16 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// maxFollowed is how many events a follower is told one by one. One that is further behind, because it is slow or much
-// has happened at once, is told the difference.
+// maxFollowed is the maximum number of events that Follow returns one by one. A follower further
+// behind gets the difference between the snapshots instead.
 const maxFollowed = 4096
 
-// follower is a watch of all of a storage that tells the state with the changes. The snapshot that it told last is all
-// that it keeps, which shares everything with the present one but what has changed.
+// follower is a watch of a whole storage that returns each new state with the changes since the
+// last one. It keeps only the last returned snapshot, which shares all unchanged objects with the
+// current one.
 type follower struct {
 	*Watcher
-	told *snapshot // nil before the first call of Follow
+	told *snapshot // last returned snapshot; nil before the first call of Follow
 }
 
 var _ api.Follower = (*follower)(nil)
@@ -50,7 +51,7 @@ func (f *follower) Follow(ctx context.Context) (api.View, []api.Delta, error) {
 			if changes := difference(before, now); len(changes) > 0 {
 				return view{now}, changes, nil
 			}
-			continue // a reload that found what was there
+			continue // a reload without changes
 		}
 		changes, err := f.changes(events)
 		if err != nil {
@@ -60,16 +61,16 @@ func (f *follower) Follow(ctx context.Context) (api.View, []api.Delta, error) {
 	}
 }
 
-// take returns the state and the events since the last; nil events when they are not to be had, or too many. It returns false, and leaves the
-// watcher parked, when nothing has happened.
+// take returns the current state and the events since the last call. events is nil if they are
+// dropped or too many. If nothing has happened, take parks the watcher and returns false.
 func (f *follower) take() (now *snapshot, events []*event, told bool) {
 	of := f.of
 	of.mu.Lock()
 	defer of.mu.Unlock()
 	if of.isParked(f.Watcher) {
-		f.next = of.history.end() // by an old token in wake, or at the end: what came meanwhile did not concern it
+		f.next = of.history.end() // woken by an old token, or already at the end: the events meanwhile did not concern it
 	}
-	// Both are changed under the lock: the snapshot is exactly what the events lead to.
+	// The lock guards both: the snapshot is exactly the result of the events.
 	now, end := of.snap.Load(), of.history.end()
 	events, kept := of.history.from(f.next, int(min(end-min(f.next, end), maxFollowed+1)))
 	if f.told == nil || f.epoch != of.epoch || !kept || isClosed(f.lost) || len(events) > maxFollowed {
@@ -86,11 +87,11 @@ func (f *follower) take() (now *snapshot, events []*event, told bool) {
 	}
 	f.next = end
 	of.rouse(f.Watcher, end)
-	// The queue is changed by others once the lock is free.
+	// Copy, because the queue may change after the lock is released.
 	return now, append(make([]*event, 0, len(events)), events...), true
 }
 
-// await sleeps until there may be something to tell.
+// await waits until there may be new events.
 func (f *follower) await(ctx context.Context) error {
 	select {
 	case <-f.wake:
@@ -106,7 +107,8 @@ func (f *follower) await(ctx context.Context) error {
 	}
 }
 
-// changes are what events tell. An event may have been packed meanwhile, and its object is read again then.
+// changes converts events to deltas. The object of an event that was packed meanwhile is decoded
+// again.
 func (f *follower) changes(events []*event) ([]api.Delta, error) {
 	changes := make([]api.Delta, 0, len(events))
 	for _, ev := range events {
@@ -128,7 +130,7 @@ func (f *follower) changes(events []*event) ([]api.Delta, error) {
 	return changes, nil
 }
 
-// difference is what has to change to make one state of the other.
+// difference returns the changes that turn one state into the other.
 func difference(from, to *snapshot) (changes []api.Delta) {
 	a, b := from.byKey.Iter(), to.byKey.Iter()
 	more, moreOfB := a.First(), b.First()
@@ -151,7 +153,7 @@ func difference(from, to *snapshot) (changes []api.Delta) {
 	return changes
 }
 
-// view is a snapshot as others see it.
+// view implements api.View with a snapshot.
 type view struct{ *snapshot }
 
 // Revision implements api.View.

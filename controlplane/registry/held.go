@@ -7,8 +7,9 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Held returns the objects of a namespace in the version in which they are stored, as this replica has them at the given
-// resourceVersion or later; "" is as of now. They are shared. Where none exist it costs nothing.
+// Held returns the objects of a namespace in their stored version, at the given resourceVersion or
+// later; "" means the current state. The objects are shared. The call is cheap if the kind has no
+// objects.
 func (r *Registry) Held(ctx context.Context, k *api.Kind, namespace, resourceVersion string) ([]api.Object, error) {
 	s, err := r.served(ctx, &api.Request{Kind: k, Verb: api.VerbList, Namespace: namespace})
 	if err != nil {

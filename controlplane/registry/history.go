@@ -12,54 +12,56 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// historyLimits bound what is kept for watches that resume.
+// historyLimits bounds the watch history.
 type historyLimits struct {
-	events int           // of a kind; 0 = as many as there is room for
+	events int           // per kind; 0 = limited by bytes only
 	bytes  int64         // of memory, of all kinds together
-	age    time.Duration // what is older goes, so that memory follows what is going on
-	sweep  time.Duration // how often at most it is looked through; 0 is historySweep
+	age    time.Duration // older events are dropped, so that memory usage follows the activity
+	sweep  time.Duration // minimum interval between sweeps; 0 is historySweep
 }
 
 const (
 	historySweep = 15 * time.Second
-	// maxLive bounds the objects that events keep decoded, beside a quarter of the limit.
+	// maxLive bounds the decoded objects of events, in addition to a quarter of the limit.
 	maxLive = 64 << 20
 )
 
-// every is how often history is looked through for what is too old.
+// every returns the interval between sweeps for events that are too old.
 func (l historyLimits) every() time.Duration {
 	return min(cmp.Or(l.sweep, historySweep), max(l.age/4, 10*time.Millisecond))
 }
 
-// live is how much of the limit decoded objects may take.
+// live returns the part of the limit that decoded objects may use.
 func (l historyLimits) live() int64 { return min(l.bytes/4, maxLive) }
 
-// event is one change of one object. What is new is read by many, and its objects are there; those of older events are
-// packed (storageCache.pack), and made again for a watch that begins in the past.
+// event is one change of one object. New events have decoded objects, because many watches read
+// them. Older events are packed (storageCache.pack) and decoded again for a watch that starts in
+// the past.
 type event struct {
 	rev raftstore.Revision
-	// cur is the object after the change. For a deletion it is the last state
-	// with the resourceVersion of the deletion.
+	// cur is the object after the change. For a deletion it is the last state, with the
+	// resourceVersion of the deletion.
 	cur     *moment
-	prev    *moment // before the change; nil when it was created
+	prev    *moment // before the change; nil for a creation
 	deleted bool
-	at      time.Time // when the cache took it in
+	at      time.Time // when the cache applied it
 
 	left atomic.Pointer[entry]
 }
 
-// moment is an object between two of its changes: as the store keeps it, and for a time decoded.
+// moment is one state of an object between two changes: its stored bytes, and for a time its
+// decoded entry.
 type moment struct {
 	key   string
 	value []byte
 	rev   raftstore.Revision
-	field string // the value of the field that the storage has an index of
+	field string // value of the storage's indexed field
 
-	live  atomic.Pointer[entry] // nil when packed
-	taken int64                 // bytes that live counts for; under the lock of the storage
+	live  atomic.Pointer[entry] // decoded entry; nil when packed
+	taken int64                 // bytes accounted for live; under the lock of the storage
 }
 
-// event makes one of an entry and the one before it, which may be nil.
+// event creates the event of a change from prev, which may be nil, to cur.
 func (sc *storageCache) event(cur, prev *entry, deleted bool) *event {
 	ev := &event{rev: cur.rev, cur: sc.moment(cur), deleted: deleted}
 	if prev != nil {
@@ -68,7 +70,8 @@ func (sc *storageCache) event(cur, prev *entry, deleted bool) *event {
 	return ev
 }
 
-// moment is that of an entry, which the events before and after it share. Called by run.
+// moment returns the moment of an entry. The events before and after the state share it. Called by
+// run.
 func (sc *storageCache) moment(e *entry) *moment {
 	if e.moment == nil {
 		e.moment = &moment{key: e.key, value: e.value, rev: e.rev}
@@ -80,8 +83,8 @@ func (sc *storageCache) moment(e *entry) *moment {
 	return e.moment
 }
 
-// entryOf returns the entry of a moment, which it decodes when need be. It is kept then, as long as there is room: a
-// thousand watches that begin in the past have it decoded once.
+// entryOf returns the entry of a moment, and decodes it if it is packed. The decoded entry is kept
+// if there is memory, so that many watches that start in the past decode it once.
 func (sc *storageCache) entryOf(m *moment) (*entry, error) {
 	if e := m.live.Load(); e != nil {
 		return e, nil
@@ -106,8 +109,9 @@ func (sc *storageCache) entryOf(m *moment) (*entry, error) {
 	return e, nil
 }
 
-// leaving is the object before the change, at the revision of the change: what a watch is told whose filter the object
-// does not match any more. All such watches share it while the event is new.
+// leaving returns the object before the change, with the revision of the change. A watch gets it as
+// deleted if its filter does not match the object any more. All such watches share it while the
+// event is new.
 func (ev *event) leaving(prev *entry) *entry {
 	if shared := ev.left.Load(); shared != nil {
 		return shared
@@ -121,34 +125,35 @@ func (ev *event) leaving(prev *entry) *entry {
 	return out
 }
 
-// An object takes several times of memory what it takes in the store: so much about
-// for each of its bytes, and so much besides.
+// An object takes more memory than its stored bytes: about decodedTimes for each byte, plus
+// decodedBytes.
 const (
 	decodedTimes = 5
 	decodedBytes = 1 << 10
-	packedBytes  = 384 // of an event without objects
+	packedBytes  = 384 // of an event without decoded objects
 )
 
-// decodedSize is about what an object takes that is stored as value.
+// decodedSize estimates the memory of an object that is stored as value.
 func decodedSize(value []byte) int64 { return decodedTimes*int64(len(value)) + decodedBytes }
 
-// size is about what a packed event takes, beside what is live of it. The value is counted, although the store keeps it
-// too for most of the time. That before the change is an earlier event's, or was loaded with the cache.
+// size estimates the memory of a packed event, without its decoded objects. It counts the value
+// after the change, although the store usually has it too. The value before the change is counted
+// by an earlier event, or was loaded with the cache.
 func (ev *event) size() int64 { return packedBytes + int64(len(ev.cur.key)+len(ev.cur.value)) }
 
-// history is the newest events of a storage, numbered without gaps: a watcher is a
-// number. Everything after revision floor is in it.
+// history is the newest events of a storage, numbered without gaps. A watcher's position is such a
+// number. The history is complete after revision floor.
 type history struct {
-	events []*event // a queue: the first of them is events[0]
+	events []*event // queue; the oldest is events[0]
 	first  uint64   // number of events[0]
 	floor  raftstore.Revision
-	packed uint64    // all events below this number have been packed
-	thawed []*moment // that are live again
-	bytes  int64     // about what it takes
-	live   int64     // of this, decoded objects
+	packed uint64    // all events below this number were packed
+	thawed []*moment // packed moments that were decoded again
+	bytes  int64     // estimated memory
+	live   int64     // the part of bytes that is decoded objects
 }
 
-// end is the number that the next event will get.
+// end returns the number of the next event.
 func (h *history) end() uint64 { return h.first + uint64(len(h.events)) }
 
 func (h *history) add(ev *event) {
@@ -157,21 +162,21 @@ func (h *history) add(ev *event) {
 	h.take(ev.cur, decodedSize(ev.cur.value))
 }
 
-// take counts the decoded object of a moment.
+// take sets the accounted bytes of a moment's decoded object.
 func (h *history) take(m *moment, size int64) {
 	h.bytes += size - m.taken
 	h.live += size - m.taken
 	m.taken = size
 }
 
-// thaw keeps what a moment was decoded to.
+// thaw stores the decoded entry of a moment and accounts for it.
 func (h *history) thaw(m *moment, e *entry, size int64) {
 	m.live.Store(e)
 	h.take(m, size)
 	h.thawed = append(h.thawed, m)
 }
 
-// drop removes the oldest event.
+// drop removes and returns the oldest event.
 func (h *history) drop() *event {
 	ev := h.events[0]
 	h.bytes -= ev.size()
@@ -187,8 +192,8 @@ func (h *history) drop() *event {
 	return ev
 }
 
-// after returns the number of the first event later than rev; ok is false when
-// events after rev have been dropped.
+// after returns the number of the first event later than rev. ok is false if events after rev were
+// dropped.
 func (h *history) after(rev raftstore.Revision) (next uint64, ok bool) {
 	if rev < h.floor {
 		return 0, false
@@ -197,8 +202,8 @@ func (h *history) after(rev raftstore.Revision) (next uint64, ok bool) {
 	return h.first + uint64(i), true
 }
 
-// from returns the events numbered next and later, at most n; ok is false when
-// they have been dropped. The slice aliases the queue: use it under the lock.
+// from returns at most n events with the numbers from next on. ok is false if they were dropped.
+// The slice aliases the queue: use it under the lock.
 func (h *history) from(next uint64, n int) (events []*event, ok bool) {
 	if next < h.first {
 		return nil, false
@@ -207,7 +212,8 @@ func (h *history) from(next uint64, n int) (events []*event, ok bool) {
 	return events[:min(n, len(events))], true
 }
 
-// account keeps the totals of all storages while do changes the history. sc.mu is held, as by all that follow.
+// account runs do, which changes the history, and updates the totals of all storages. sc.mu is
+// held, as in all functions below.
 func (sc *storageCache) account(do func()) {
 	bytes, live := sc.history.bytes, sc.history.live
 	do()
@@ -215,7 +221,7 @@ func (sc *storageCache) account(do func()) {
 	sc.cache.live.Add(sc.history.live - live)
 }
 
-// trim drops the oldest events for as long as they are too many.
+// trim drops the oldest events while tooMany returns true.
 func (sc *storageCache) trim(tooMany func(*history) bool) {
 	h := &sc.history
 	was := h.first
@@ -226,33 +232,34 @@ func (sc *storageCache) trim(tooMany func(*history) bool) {
 			sc.forget(ev.prev)
 		}
 		if e, ok := sc.byKey.Get(ev.cur.key); ok && e.moment == ev.cur {
-			e.moment = nil // no event is about the object as it is any more
+			e.moment = nil // no event refers to the current state any more
 		}
 	}
 	if h.first != was {
 		sc.leaveBehind()
 	}
 	if len(h.events) == 0 {
-		// A map keeps the room of the most that was ever in it.
+		// Replace the map, because a map never shrinks.
 		h.events, h.thawed, sc.recent = nil, nil, make(map[api.Object]*entry)
 	}
 }
 
-// forget takes the entry of a moment from those that are found by their object.
+// forget removes the entry of a moment from the index by object.
 func (sc *storageCache) forget(m *moment) {
 	if e := m.live.Load(); e != nil {
 		delete(sc.recent, e.obj)
 	}
 }
 
-// pack lets the decoded object of a moment go. One that is current stays where it is, and is found there.
+// pack drops the decoded object of a moment. The object of the current state is still in the
+// snapshot.
 func (sc *storageCache) pack(m *moment) {
 	sc.forget(m)
 	m.live.Store(nil)
 	sc.history.take(m, 0)
 }
 
-// packWhile packs the oldest events that are not, as long as the rule says so, and before them what is live again.
+// packWhile packs all thawed moments, then the oldest unpacked events while rule returns true.
 func (sc *storageCache) packWhile(rule func(next *event) bool) {
 	h := &sc.history
 	for _, m := range h.thawed {
@@ -273,7 +280,7 @@ func (sc *storageCache) packWhile(rule func(next *event) bool) {
 	}
 }
 
-// packSome packs until decoded objects take so many bytes less.
+// packSome packs the oldest events until it has freed the given number of bytes.
 func (sc *storageCache) packSome(less int64) {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
@@ -281,7 +288,7 @@ func (sc *storageCache) packSome(less int64) {
 	sc.account(func() { sc.packWhile(func(*event) bool { return sc.history.live > most }) })
 }
 
-// forgetSome drops the oldest events until they take so many bytes less.
+// forgetSome drops the oldest events until it has freed the given number of bytes.
 func (sc *storageCache) forgetSome(less int64) {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
@@ -289,7 +296,7 @@ func (sc *storageCache) forgetSome(less int64) {
 	sc.account(func() { sc.trim(func(h *history) bool { return h.bytes > most }) })
 }
 
-// age drops the events from before a time, and packs those from before a later one.
+// age drops events older than forget and packs events older than pack.
 func (sc *storageCache) age(forget, pack time.Time) {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
@@ -299,10 +306,10 @@ func (sc *storageCache) age(forget, pack time.Time) {
 	})
 }
 
-// keepHistory brings the history of all storages within its bounds: whichever has the
-// most of it gives way. Called by run.
+// keepHistory keeps the history of all storages within its limits. It always shrinks the storage
+// with the largest history. Called by run.
 func (c *cache) keepHistory() {
-	// Each time a little more than need be, so that it is not due at the next event.
+	// Free slightly more than necessary, so that the next event does not exceed the limit again.
 	for most := c.limits.live(); c.live.Load() > most; {
 		c.largest(func(h *history) int64 { return h.live }).packSome(c.live.Load() - most + most/16)
 	}
@@ -311,7 +318,7 @@ func (c *cache) keepHistory() {
 	}
 }
 
-// largest is the storage with the most of something in its history.
+// largest returns the storage with the largest value of a property of its history.
 func (c *cache) largest(of func(*history) int64) (found *storageCache) {
 	most := int64(math.MinInt64)
 	for _, sc := range c.routes.Load().byStorage {
@@ -325,7 +332,7 @@ func (c *cache) largest(of func(*history) int64) (found *storageCache) {
 	return found
 }
 
-// sweep drops what is too old, and packs what is no longer new. Called by run.
+// sweep drops events that are too old and packs events that are not new. Called by run.
 func (c *cache) sweep() {
 	now := c.now()
 	for _, sc := range c.routes.Load().byStorage {

@@ -8,8 +8,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// objects are the readable objects of a storage: by key, and by the value of the field that the storage has an index
-// of. A copy costs nothing and is not changed by what happens to the original.
+// objects is the set of readable objects of a storage: by key, and by the value of the storage's
+// indexed field. A copy is cheap and independent of the original.
 type objects struct {
 	byKey   *btree.Map[string, *entry]
 	byField *btree.Map[string, *entry] // by fieldKey; nil = no index
@@ -32,11 +32,12 @@ func (o objects) copy() objects {
 	return o
 }
 
-// fieldKey puts the objects of a value together, in the order of their keys. Names have no zero byte; an object whose
-// value had one would be looked at with others in vain, and not shown: the selector has the last word.
+// fieldKey returns an index key that groups objects by value and sorts them by key. Object names
+// contain no zero byte. If a value contained one, the scan might visit other objects too, but the
+// selector excludes them.
 func fieldKey(value, key string) string { return value + "\x00" + key }
 
-// set puts an object in its place and returns what was there.
+// set stores an entry and returns the previous one of the object.
 func (o objects) set(e *entry) (prev *entry) {
 	prev, _ = o.byKey.Set(e.key, e)
 	if o.byField == nil {
@@ -52,7 +53,7 @@ func (o objects) set(e *entry) (prev *entry) {
 	return prev
 }
 
-// remove takes an object out and returns it; nil when there was none.
+// remove removes an object and returns it; nil if it does not exist.
 func (o objects) remove(key string) *entry {
 	prev, ok := o.byKey.Delete(key)
 	if !ok {
@@ -64,8 +65,8 @@ func (o objects) remove(key string) *entry {
 	return prev
 }
 
-// ascend visits the objects below a prefix of keys after a key, in the order of keys, until visit returns false. Where
-// value is not nil, only those of that value of the indexed field.
+// ascend visits the objects with the key prefix after a key, in key order, until visit returns
+// false. If value is not nil, it visits only the objects with that value of the indexed field.
 func (o objects) ascend(value *string, prefix, after string, visit func(*entry) bool) {
 	tree, head := o.byKey, ""
 	if value != nil {
@@ -79,7 +80,8 @@ func (o objects) ascend(value *string, prefix, after string, visit func(*entry) 
 	})
 }
 
-// crowd is what watchers have in common that are concerned by the same few objects.
+// crowd is a group of watchers that are interested in the same subset of objects: one object, a
+// namespace, or a value of the indexed field.
 type crowd struct {
 	by    crowdedBy
 	value string
@@ -88,13 +90,13 @@ type crowd struct {
 type crowdedBy uint8
 
 const (
-	byNothing crowdedBy = iota // they may be concerned by any object
-	byKey                      // of one object
-	byPrefix                   // of a namespace
-	byField                    // of one value of the indexed field
+	byNothing crowdedBy = iota // all objects
+	byKey                      // one object
+	byPrefix                   // one namespace
+	byField                    // one value of the indexed field
 )
 
-// crowd is the narrowest that the filter's watchers belong to.
+// crowd returns the narrowest group for watchers with this filter.
 func (f *filter) crowd() crowd {
 	switch {
 	case f.exact != "":
@@ -107,21 +109,22 @@ func (f *filter) crowd() crowd {
 	return crowd{}
 }
 
-// crowds calls visit with each crowd that an event may concern.
+// crowds calls visit for each group that an event may concern.
 func (ev *event) crowds(visit func(crowd)) {
 	visit(crowd{})
 	visit(crowd{byKey, ev.cur.key})
 	if i := strings.IndexByte(ev.cur.key, '/'); i >= 0 {
 		visit(crowd{byPrefix, ev.cur.key[:i+1]})
 	}
-	// Without an index nobody is in these.
+	// Without an index this group is empty.
 	visit(crowd{byField, ev.cur.field})
 	if ev.prev != nil && ev.prev.field != ev.cur.field {
 		visit(crowd{byField, ev.prev.field})
 	}
 }
 
-// park puts a watcher to sleep that has seen everything. sc.mu is held, as by all that follow.
+// park marks a watcher as waiting: it has read all events. sc.mu is held, as in all functions
+// below.
 func (sc *storageCache) park(w *Watcher) {
 	delete(sc.awake, w)
 	c := w.filter.crowd()
@@ -136,7 +139,8 @@ func (sc *storageCache) isParked(w *Watcher) bool {
 	return is
 }
 
-// rouse takes a watcher from those that sleep. What came before the event with the number next did not concern it.
+// rouse marks a parked watcher as awake. Its position becomes next, because earlier events did not
+// concern it.
 func (sc *storageCache) rouse(w *Watcher, next uint64) {
 	c := w.filter.crowd()
 	if _, slept := sc.parked[c][w]; slept {
@@ -150,8 +154,8 @@ func (sc *storageCache) rouse(w *Watcher, next uint64) {
 	}
 }
 
-// alert wakes the sleeping watchers that an event concerns. Who sleeps has seen, or is not concerned by, what came before
-// the event with the number next.
+// alert wakes the parked watchers that an event concerns. Parked watchers have read, or are not
+// concerned by, all events before number next.
 func (sc *storageCache) alert(events []*event, next uint64) {
 	for _, ev := range events {
 		ev.crowds(func(c crowd) {

@@ -8,13 +8,14 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Everything that the registry stores lies below root; where the objects of a kind do is said by its api.Storage.
+// All keys of the registry have the prefix root. The api.Storage of a kind defines its prefix below
+// root.
 const (
 	root             = api.StorageRoot
 	reservationsRoot = root + "keelson.dev/reservations/"
 )
 
-// objectKey is the part of a key below the storage's prefix: "namespace/name" or "name".
+// objectKey returns an object's key relative to the storage's prefix: "namespace/name" or "name".
 func objectKey(k *api.Kind, namespace, name string) string {
 	return storedKey(k.Namespaced, namespace, name)
 }
@@ -39,7 +40,7 @@ func reservationKey(res api.Reservation) string {
 	return reservationsRoot + res.Space + "/" + res.Value
 }
 
-// badPathSegment says why a name cannot be part of a key; "" when it can.
+// badPathSegment returns why a name is invalid in a key; "" if it is valid.
 func badPathSegment(name string) string {
 	return strings.Join(apivalidation.IsValidPathSegmentName(name), ", ")
 }

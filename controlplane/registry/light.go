@@ -6,19 +6,21 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Objects of kinds that have a light form (api.Version.Light) are cached in it, so that those which nobody reads take
-// little more than their bytes. Who reads one gets the object itself, made for that; the newest few are kept.
+// Large objects of kinds with a light form (api.Version.Light) are cached in it, so that unread
+// objects use little more memory than their bytes. A reader gets the full object, which is unpacked
+// for it. The newest full objects are cached.
 
 const (
-	// lightFrom is the size as stored from which an object is cached in the light form.
+	// lightFrom is the stored size from which an object is cached in the light form.
 	lightFrom = 2 << 10
-	// maxWholeBytes bounds the objects that are kept beside their light forms; the oldest go first.
+	// maxWholeBytes bounds the cached full objects; the oldest are dropped first.
 	maxWholeBytes = 4 << 20
-	// wholeTimes is how many times of what it takes in the store such an object takes in memory.
+	// wholeTimes is the estimated ratio of a full object's memory to its stored size.
 	wholeTimes = 16
 )
 
-// lighten brings the object of a new entry into the light form where there is one; before is an earlier state of it, or nil.
+// lighten replaces the object of a new entry by its light form, if the kind has one and the object
+// is large. before is an earlier entry of the object, or nil.
 func (c *cache) lighten(sc *storageCache, e, before *entry) error {
 	l := e.version.Light
 	if l == nil || len(e.value) < lightFrom {
@@ -35,19 +37,19 @@ func (c *cache) lighten(sc *storageCache, e, before *entry) error {
 	whole := e.obj
 	e.obj, e.light = light, l.Is(light)
 	if k := sc.face.Load(); e.light && k != nil && k.GVK == e.version.GVK {
-		c.keepWhole(k, e, whole) // whoever hears of the change reads it now
+		c.keepWhole(k, e, whole) // cache the full object, because watches read it now
 	}
 	return nil
 }
 
-// keepWhole hangs the object itself on its entry, for as long as there is room.
+// keepWhole caches the full object of an entry, within the limit.
 func (c *cache) keepWhole(k *api.Kind, e *entry, whole api.Object) {
 	f := &form{kind: k, obj: whole}
 	e.changeForms(func(have *form) bool { return have.kind != k }, f)
 	c.wholes.addForm(e, f, wholeTimes*len(e.value)+decodedBytes)
 }
 
-// whole is the object of an entry as it is, in the version in which it is cached.
+// whole returns the full object of an entry, in its cached version.
 func (s *storageCache) whole(e *entry) (api.Object, error) {
 	if !e.light {
 		return e.obj, nil
@@ -59,8 +61,8 @@ func (s *storageCache) whole(e *entry) (api.Object, error) {
 	return obj, nil
 }
 
-// shows says that the object of an entry is what a reader wants: in the kind's version, and itself unless the light
-// form will do.
+// shows reports whether the entry's cached object can be returned to a reader. It must be in the
+// kind's version, and full unless the reader accepts the light form.
 func (s *served) shows(e *entry, light bool) bool {
 	return e.version == s.own && (light || !e.light)
 }

@@ -12,8 +12,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Generated names: the base, cut so that the suffix fits a DNS label, and a
-// suffix without vowels, so that it spells nothing.
+// Generated names: the base, truncated so that the name fits a DNS label, and a suffix without
+// vowels, so that it forms no words.
 const (
 	suffixLength   = 5
 	suffixAlphabet = "bcdfghjklmnpqrstvwxz2456789"
@@ -32,10 +32,10 @@ func generatedName(base, suffix string) string {
 	return base[:min(len(base), maxNameBase)] + suffix
 }
 
-// seconds is t as the API writes times.
+// seconds returns t in UTC, truncated to seconds, as in API objects.
 func seconds(t time.Time) metav1.Time { return metav1.NewTime(t.UTC().Truncate(time.Second)) }
 
-// initMeta sets what only the server may set on a new object.
+// initMeta sets the metadata of a new object that only the server may set.
 func (r *Registry) initMeta(obj api.Object) {
 	obj.SetUID(r.newUID())
 	obj.SetCreationTimestamp(seconds(r.now()))
@@ -45,7 +45,7 @@ func (r *Registry) initMeta(obj api.Object) {
 	obj.SetGeneration(0)
 }
 
-// keepMeta restores what no update may change.
+// keepMeta restores the metadata that no update may change.
 func keepMeta(obj, old api.Object) {
 	obj.SetUID(old.GetUID())
 	obj.SetCreationTimestamp(old.GetCreationTimestamp())
@@ -59,7 +59,8 @@ func keepMeta(obj, old api.Object) {
 	}
 }
 
-// nextGeneration advances the generation of kinds that have one, and count it, when anything but metadata and status changed.
+// nextGeneration increments the generation if anything but metadata and status changed. Kinds
+// without a generation or with Uncounted keep it. It returns whether the desired state changed.
 func nextGeneration(k *api.Kind, obj, old api.Object) (advanced bool) {
 	gen := old.GetGeneration()
 	changed := desiredChanged(k, obj, old)
@@ -70,13 +71,13 @@ func nextGeneration(k *api.Kind, obj, old api.Object) (advanced bool) {
 	return changed
 }
 
-// desiredChanged compares everything but metadata and status.
+// desiredChanged reports whether anything but metadata and status differs.
 func desiredChanged(k *api.Kind, obj, old api.Object) bool {
 	return !equality.Semantic.DeepEqual(k.Bare(obj), k.Bare(old))
 }
 
-// keepStatus makes obj differ from old in status and what a report may say in metadata, for kinds whose status
-// subresource has no rule of its own.
+// keepStatus resets obj to old, except for the status and the metadata that a status update may
+// change. It is the default rule of the subresource "status".
 func keepStatus(k *api.Kind, obj, old api.Object) {
 	next := old.DeepCopyObject().(api.Object)
 	k.Ops.SetStatus(next, obj)
@@ -88,15 +89,15 @@ func keepStatus(k *api.Kind, obj, old api.Object) {
 	k.Ops.Assign(obj, next)
 }
 
-// traceOnCreate gives a new object the trace of the request that made it, unless it brought one from its owner.
+// traceOnCreate sets the trace annotation of a new object, unless it has one from its owner.
 func traceOnCreate(obj api.Object, traceParent string) {
 	if traceParent != "" && obj.GetAnnotations()[api.TraceParentAnnotation] == "" {
 		setAnnotation(obj, api.TraceParentAnnotation, traceParent)
 	}
 }
 
-// traceOnUpdate moves an object to the trace of a request that changes its
-// desired state, and keeps the annotation of one that does not mention it.
+// traceOnUpdate sets the trace annotation if the request changes the desired state. Otherwise it
+// keeps the existing annotation of an update that omits it.
 func traceOnUpdate(obj, old api.Object, traceParent string, desired bool) {
 	had := old.GetAnnotations()[api.TraceParentAnnotation]
 	has, mentioned := obj.GetAnnotations()[api.TraceParentAnnotation]
@@ -108,7 +109,7 @@ func traceOnUpdate(obj, old api.Object, traceParent string, desired bool) {
 	}
 }
 
-// setAnnotation replaces the map: the old one may be shared.
+// setAnnotation sets an annotation in a copy of the map, because the map may be shared.
 func setAnnotation(obj api.Object, key, value string) {
 	next := make(map[string]string, len(obj.GetAnnotations())+1)
 	for k, v := range obj.GetAnnotations() {
@@ -118,8 +119,8 @@ func setAnnotation(obj api.Object, key, value string) {
 	obj.SetAnnotations(next)
 }
 
-// sameButTimes says that two objects differ at most in the times of their
-// managedFields, which is no change worth a revision.
+// sameButTimes reports whether two objects differ only in the times of their managedFields. Such a
+// change is not written.
 func sameButTimes(k *api.Kind, obj, cur api.Object) bool {
 	a, b := obj.GetManagedFields(), cur.GetManagedFields()
 	if len(a) == 0 || len(a) != len(b) {
@@ -141,7 +142,7 @@ func sameButTimes(k *api.Kind, obj, cur api.Object) bool {
 	return equality.Semantic.DeepEqual(o, c)
 }
 
-// managerName is the name of a field manager: the option, or the first part of the user agent.
+// managerName returns the name of a field manager: the option, or the first part of the user agent.
 func managerName(option, userAgent string) string {
 	if option != "" {
 		return option

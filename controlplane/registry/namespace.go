@@ -6,10 +6,10 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Namespaces are the one kind whose finalizers stand in the spec, with a
-// subresource of their own. The rules of it are here, and nowhere else.
+// Namespaces have finalizers in their spec, with a subresource for them. All rules for these
+// finalizers are in this file.
 
-// specFinalizers are what holds a terminating namespace apart from metadata.
+// specFinalizers returns the finalizers in the spec of a namespace; nil for other kinds.
 func specFinalizers(obj api.Object) []corev1.FinalizerName {
 	if ns, ok := obj.(*corev1.Namespace); ok {
 		return ns.Spec.Finalizers
@@ -22,7 +22,7 @@ func hasSpecFinalizers(obj api.Object) bool {
 	return ok
 }
 
-// keepAllButSpecFinalizers is the rule of the subresource "finalize".
+// keepAllButSpecFinalizers is the update rule of the subresource "finalize".
 func keepAllButSpecFinalizers(obj, old api.Object) {
 	ns, ok := obj.(*corev1.Namespace)
 	if !ok {

@@ -8,18 +8,19 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Form reads and writes objects of a kind as they lie in a store that nobody serves.
+// Form encodes and decodes objects of a storage in a store that is not being served (offline
+// tools).
 type Form struct{ codec codec }
 
-// FormOf is the form in which objects of a storage lie.
+// FormOf returns the stored form of a storage's objects.
 func FormOf(s *api.Storage) Form { return Form{newCodec(s)} }
 
-// Key is where an object lies. Of the beginning of a name it is the beginning of the key.
+// Key returns the key of an object. For a prefix of a name it returns the prefix of the key.
 func (f Form) Key(namespace, name string) string {
 	return f.codec.storage.Prefix + storedKey(f.codec.storage.Namespaced, namespace, name)
 }
 
-// Decode reads an object in the version of the storage's hub.
+// Decode decodes a stored object, converted to the storage's hub version.
 func (f Form) Decode(it raftstore.Item) (api.Object, error) {
 	key, ok := strings.CutPrefix(it.Key, f.codec.storage.Prefix)
 	if !ok {
@@ -32,15 +33,16 @@ func (f Form) Decode(it raftstore.Item) (api.Object, error) {
 	return obj, err
 }
 
-// Encode is the stored form of an object of the hub's version. Who manages its fields is left out, since the form of that
-// follows what the store's cluster understands.
+// Encode returns the stored form of an object in the hub version, without managedFields. Their form
+// depends on the feature level of the store's cluster.
 func (f Form) Encode(obj api.Object) ([]byte, error) {
 	obj = obj.DeepCopyObject().(api.Object)
 	obj.SetManagedFields(nil)
 	return f.Rewrite(obj)
 }
 
-// Rewrite is the stored form of an object that Decode has read from the same store: who manages its fields is as it was.
+// Rewrite returns the stored form of an object that Decode has read from the same store, with its
+// managedFields unchanged.
 func (f Form) Rewrite(obj api.Object) ([]byte, error) {
 	obj = obj.DeepCopyObject().(api.Object)
 	obj.SetResourceVersion("")

@@ -12,10 +12,9 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// newcomer computes what the creator of an object owns: every field that an
-// empty object of the kind does not have. It gives what a field manager gives
-// for an update of an empty object, at less than half of its cost, which creation
-// in bulk is made of otherwise.
+// newcomer computes the fields that the creator of an object owns: every field that an empty object
+// of the kind does not have. The result equals that of a field manager for an update of an empty
+// object, at less than half of the cost. That cost dominates bulk creation.
 type newcomer struct {
 	schema   *schema.Schema
 	root     schema.TypeRef
@@ -24,7 +23,7 @@ type newcomer struct {
 	walks    sync.Pool
 }
 
-// newcomer prepares a kind; nil when its type is not in the schema.
+// newcomer returns the newcomer of a kind; nil if its type is not in the schema.
 func (t *fieldTracker) newcomer(of *served) *newcomer {
 	of.tracked.mu.Lock()
 	defer of.tracked.mu.Unlock()
@@ -34,7 +33,7 @@ func (t *fieldTracker) newcomer(of *served) *newcomer {
 	k := of.kind
 	of.tracked.asked = true
 	if k.Types != nil {
-		return nil // its owners are worked out by the field manager
+		return nil // the field manager computes its owners
 	}
 	empty := k.New()
 	k.SetTypeMeta(empty)
@@ -46,8 +45,8 @@ func (t *fieldTracker) newcomer(of *served) *newcomer {
 	return n
 }
 
-// managed is the managedFields of a new object. An error says that the object is
-// one for the field manager (it has duplicates in a keyed list).
+// managed returns the managedFields of a new object. On an error the caller must use the field
+// manager, for example for duplicates in a keyed list.
 func (n *newcomer) managed(obj api.Object, manager, apiVersion string, now metav1.Time) ([]metav1.ManagedFieldsEntry, error) {
 	v, err := value.NewValueReflect(obj)
 	if err != nil {
@@ -59,7 +58,7 @@ func (n *newcomer) managed(obj api.Object, manager, apiVersion string, now metav
 	}
 	owned := &fieldpath.Set{}
 	if err := w.object(owned, n.empty.AsMap(), v.AsMap(), n.root); err != nil {
-		return nil, err // w is left in the middle
+		return nil, err // do not reuse w, which is in an undefined state
 	}
 	n.walks.Put(w)
 	if owned.Empty() {
@@ -78,16 +77,17 @@ func (n *newcomer) managed(obj api.Object, manager, apiVersion string, now metav
 	}}, nil
 }
 
-// ownedWalk descends an object and, where there is one, its empty counterpart.
+// ownedWalk walks an object and its empty counterpart, which may be nil.
 type ownedWalk struct {
 	schema   *schema.Schema
 	alloc    value.Allocator
 	noStatus bool
-	names    map[string]*string // of fields that the schema knows
-	sets     []*fieldpath.Set   // empty ones to be used
+	names    map[string]*string // known field names
+	sets     []*fieldpath.Set   // empty sets for reuse
 }
 
-// member is the path element of a member; known says that there are not many such names.
+// member returns the path element of a field. Names in the schema (known) are cached, because there
+// are few.
 func (w *ownedWalk) member(key string, known bool) fieldpath.PathElement {
 	if name := w.names[key]; name != nil {
 		return fieldpath.PathElement{FieldName: name}
@@ -108,13 +108,13 @@ func (w *ownedWalk) emptySet() *fieldpath.Set {
 	return &fieldpath.Set{}
 }
 
-// unowned are the fields that belong to nobody.
+// unowned are the metadata fields that no manager owns.
 var unowned = map[string]bool{
 	"name": true, "namespace": true, "creationTimestamp": true, "selfLink": true, "uid": true,
 	"clusterName": true, "generation": true, "managedFields": true, "resourceVersion": true,
 }
 
-// object walks the top level, where the fields that nobody owns are left out.
+// object walks the top level and skips the fields that no manager owns.
 func (w *ownedWalk) object(into *fieldpath.Set, empty, obj value.Map, tr schema.TypeRef) error {
 	atom, ok := w.schema.Resolve(tr)
 	if !ok || atom.Map == nil {
@@ -128,7 +128,8 @@ func (w *ownedWalk) object(into *fieldpath.Set, empty, obj value.Map, tr schema.
 	})
 }
 
-// fields visits the members of a map. rule, which may be nil, says what to leave out here and one level below.
+// fields visits the fields of a map. rule, which may be nil, selects fields to skip here and one
+// level below.
 func (w *ownedWalk) fields(into *fieldpath.Set, empty, m value.Map, t *schema.Map, rule func(string) (bool, func(string) bool)) error {
 	var failed error
 	m.IterateUsing(w.alloc, func(key string, v value.Value) bool {
@@ -154,7 +155,7 @@ func (w *ownedWalk) fields(into *fieldpath.Set, empty, m value.Map, t *schema.Ma
 	return failed
 }
 
-// visit adds what is owned at pe and below.
+// visit adds the owned fields at the path element pe and below it.
 func (w *ownedWalk) visit(into *fieldpath.Set, pe fieldpath.PathElement, empty, v value.Value, tr schema.TypeRef, skip func(string) bool) error {
 	atom, ok := w.schema.Resolve(tr)
 	if !ok {
@@ -204,7 +205,7 @@ func (w *ownedWalk) visit(into *fieldpath.Set, pe fieldpath.PathElement, empty, 
 	return nil
 }
 
-// items visits a list whose items have names: keys, or their own value.
+// items visits a list with items that are identified by keys or by their value.
 func (w *ownedWalk) items(into *fieldpath.Set, l value.List, t *schema.List) error {
 	var seen fieldpath.PathElementSet
 	n := l.Length()

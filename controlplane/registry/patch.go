@@ -22,13 +22,13 @@ import (
 	"keelson.dev/keelson/internal/jsonpatch"
 )
 
-// maxDocumentBytes is how large a patched document may become as JSON: no less
-// than the JSON of what can be sent whole.
+// maxDocumentBytes is the maximum JSON size of a patched document. It is at least the JSON size of
+// a whole object in a request.
 const maxDocumentBytes = 3 << 20
 
-// Patch applies JSON, merge, strategic-merge and server-side apply patches. Apply creates what is absent; created says so.
-// A patch is applied to the newest state, again when another write came between; a
-// resourceVersion inside it makes it conditional.
+// Patch applies a JSON, merge, strategic-merge or server-side apply patch. Apply creates a missing
+// object; created reports that. The patch is applied to the newest state, and again after a
+// concurrent write. A resourceVersion in the patch makes it conditional.
 func (r *Registry) Patch(ctx context.Context, req *api.Request, a Admission) (obj runtime.Object, created bool, err error) {
 	if errs := metav1validation.ValidatePatchOptions(&req.PatchO, req.PatchType); len(errs) > 0 {
 		return nil, false, apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "PatchOptions"}, "", errs)
@@ -59,7 +59,7 @@ func (r *Registry) Patch(ctx context.Context, req *api.Request, a Admission) (ob
 	return stored, false, nil
 }
 
-// checkPatchType refuses patches that the kind does not take.
+// checkPatchType rejects patch types that the kind does not support.
 func checkPatchType(req *api.Request) error {
 	takes := req.Kind.Patches()
 	if slices.Contains(takes, req.PatchType) {
@@ -73,7 +73,7 @@ func checkPatchType(req *api.Request) error {
 		"the body of the request was in an unknown format - accepted media types include: "+strings.Join(names, ", "), 0)
 }
 
-// patched returns the object that the request's patch makes of cur.
+// patched returns the result of applying the request's patch to cur.
 func (w *write) patched(ctx context.Context, f facet, cur current) (proposal, error) {
 	if f.merge != nil {
 		body := f.view(cur.obj)
@@ -96,7 +96,7 @@ func (w *write) patched(ctx context.Context, f facet, cur current) (proposal, er
 	return whole(next)
 }
 
-// patchInto patches old and decodes the result into next.
+// patchInto applies the patch to old and decodes the result into next.
 func (w *write) patchInto(ctx context.Context, old, next runtime.Object) error {
 	before, err := w.r.Encoded(old, runtime.ContentTypeJSON)
 	if err != nil {
@@ -112,11 +112,11 @@ func (w *write) patchInto(ctx context.Context, old, next runtime.Object) error {
 	return w.decodeStrictly(ctx, after, next)
 }
 
-// applyPatch applies the request's patch to a JSON document. like is the Go type
-// whose tags say how a strategic merge treats lists.
+// applyPatch applies the request's patch to a JSON document. like is the Go type: its tags define
+// how a strategic merge treats lists.
 func (w *write) applyPatch(ctx context.Context, doc []byte, like runtime.Object) ([]byte, error) {
 	data := w.req.Patch
-	if w.req.PatchType != types.JSONPatchType { // whose operations have a limit of their own
+	if w.req.PatchType != types.JSONPatchType { // JSON patches have their own limit of operations
 		if err := decodelimits.CheckJSON(data, nil); err != nil {
 			return nil, tooMuch(err)
 		}
@@ -151,7 +151,7 @@ func patchError(err error) error {
 
 func tooMuch(err error) error { return apierrors.NewRequestEntityTooLargeError(err.Error()) }
 
-// maxComparisons bounds a strategic merge, which looks for each item of a list of the patch among those of the object.
+// maxComparisons bounds the item comparisons of a strategic merge.
 const maxComparisons = 1 << 20
 
 func strategicMerge(doc, data []byte, like runtime.Object) ([]byte, error) {
@@ -170,8 +170,8 @@ func strategicMerge(doc, data []byte, like runtime.Object) ([]byte, error) {
 	return nil, apierrors.NewBadRequest(err.Error())
 }
 
-// mergeStrategically keeps the library's panics to itself: it takes what a directive names for text, which a patch need
-// not be.
+// mergeStrategically converts panics of the library to errors. The library assumes that the values
+// of directives are strings, which a patch need not satisfy.
 func mergeStrategically(doc, patch []byte, like any) (out []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -181,15 +181,15 @@ func mergeStrategically(doc, patch []byte, like any) (out []byte, err error) {
 	return strategicpatch.StrategicMergePatch(doc, patch, like)
 }
 
-// unprocessable is Kubernetes' 422 for a patch that cannot be applied, and says why besides.
+// unprocessable returns Kubernetes' 422 for a patch that cannot be applied, with the reason.
 func unprocessable(err error) error {
 	status := apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
 	status.ErrStatus.Message += ": " + err.Error()
 	return status
 }
 
-// decodeStrictly decodes the patched document. What does not fit the type is a
-// 400; fields that the type does not know are refused, warned of or ignored as the request says.
+// decodeStrictly decodes the patched document into into. A value of the wrong type is a 400.
+// Unknown fields are rejected, warned about or ignored, as the request's fieldValidation requires.
 func (w *write) decodeStrictly(ctx context.Context, data []byte, into runtime.Object) error {
 	strict, err := api.DecodeJSON(data, into, true)
 	if err != nil {

@@ -12,14 +12,15 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// plan is what one attempt commits: the object's own op, what belongs to it (reservations, companions), what admission
-// asked for (checks, changes), and that the kind is still there. All of it applies, or nothing does.
+// plan is the content of one commit: the operation on the object, its reservations and companions,
+// the checks and changes of admission, and the condition that the kind still exists. It is applied
+// completely or not at all.
 type plan struct {
 	w       *write
 	ops     []raftstore.Op
 	changes []api.Change
 	held    *turn
-	assured bool // the cache has been brought to the newest state
+	assured bool // the cache has the newest state
 }
 
 func (p *plan) own(op raftstore.Op)     { p.ops = append(p.ops, op) }
@@ -33,7 +34,7 @@ func (p *plan) failed(err error) error {
 }
 func keyOf(sc *served, r api.Ref) string { return objectKey(sc.kind, r.Namespace, r.Name) }
 
-// companions change with an object that is made or removed.
+// companions adds the changes that accompany the creation or removal of an object.
 func (p *plan) companions(obj api.Object, made bool) {
 	of := p.w.r.companions[p.w.req.Kind]
 	if of == nil {
@@ -45,7 +46,8 @@ func (p *plan) companions(obj api.Object, made bool) {
 	}
 }
 
-// complete turns what was asked for into ops on what the cache has. A refusal is made of the newest state only.
+// complete adds the operations for all checks and changes, based on the cache. If one of them
+// fails, it retries once with the newest state before it returns the error.
 func (p *plan) complete(ctx context.Context) error {
 	a := &p.w.attempt
 	p.changes = append(p.changes, a.Changes()...)
@@ -90,7 +92,7 @@ func (p *plan) gather(a *api.Attempt) error {
 	return nil
 }
 
-// presence requires the object that the kind lives by.
+// presence adds the condition that the definition of the kind still exists.
 func (p *plan) presence() error {
 	if p.w.kind.Presence == nil {
 		return nil
@@ -107,7 +109,7 @@ func (p *plan) presence() error {
 	return p.require(sc.storage.Prefix+e.key, raftstore.Precondition{Revision: e.rev})
 }
 
-// check requires what admission has seen.
+// check adds the condition that an object is still as admission has seen it.
 func (p *plan) check(c api.Check) error {
 	sc := p.w.r.cache.routes.Load().byKind[c.Kind]
 	if sc == nil {
@@ -124,7 +126,8 @@ func (p *plan) check(c api.Check) error {
 	return p.require(sc.storage.Prefix+keyOf(sc, c.Ref), want)
 }
 
-// require adds a precondition. A key has one place in a commit: two that are told apart cannot both be met.
+// require adds a precondition. A commit has one operation per key, so two different preconditions
+// on a key are a conflict.
 func (p *plan) require(key string, want raftstore.Precondition) error {
 	i := p.has(key)
 	if i < 0 {
@@ -135,13 +138,14 @@ func (p *plan) require(key string, want raftstore.Precondition) error {
 		p.ops[i].If = want
 	}
 	if p.ops[i].If != want {
-		// One of the two saw an older state. What is newest is told by the next attempt.
+		// One of the two is based on an older state. The next attempt uses the newest one.
 		return &raftstore.ConflictError{Key: key, Want: want, At: p.w.r.Revision()}
 	}
 	return nil
 }
 
-// change writes another object. made holds what earlier changes of the attempt have made of theirs.
+// change adds a write of another object. made holds the results of earlier changes of the attempt,
+// by key.
 func (p *plan) change(c api.Change, made map[string]api.Object) error {
 	r := p.w.r
 	sc := r.cache.routes.Load().byKind[c.Kind]
@@ -204,7 +208,8 @@ func (p *plan) change(c api.Change, made map[string]api.Object) error {
 	return p.put(op)
 }
 
-// keep is a change that leaves the object as it is. That was judged by its state, which must still be that one.
+// keep handles a change that leaves the object as it is. The decision depends on the object's
+// state, so that must not change.
 func (p *plan) keep(key string, at raftstore.Precondition, made map[string]api.Object) error {
 	if _, changed := made[key]; changed {
 		return nil
@@ -212,7 +217,7 @@ func (p *plan) keep(key string, at raftstore.Precondition, made map[string]api.O
 	return p.require(key, at)
 }
 
-// put adds a write, in the place of a check or of an earlier write of the same key.
+// put adds a write. It replaces a check or an earlier write of the same key.
 func (p *plan) put(op raftstore.Op) error {
 	i := p.has(op.Key)
 	if i < 0 {
@@ -230,16 +235,18 @@ func (p *plan) put(op raftstore.Op) error {
 func (p *plan) commit(ctx context.Context, obj api.Object) (raftstore.Revision, error) {
 	rev, err := p.w.commit(ctx, p.ops, obj)
 	if err == nil && p.held != nil {
-		// Who has the next turn finds what this one wrote. That the cache is late is no failure of what is committed.
+		// The next write of the same objects must see this one in the cache. If the wait fails, the
+		// commit is valid nevertheless.
 		_ = p.w.r.cache.waitFor(ctx, rev)
 	}
 	return rev, err
 }
 
-// maxLost is how often an attempt is repeated because other objects than the written one were changed meanwhile.
+// maxLost is the maximum number of retries because other objects than the written one changed.
 const maxLost = 100
 
-// retry waits until the cache has the state that made an attempt fail, without asking the leader.
+// retry waits until the cache has the revision that caused a conflict, without a request to the
+// leader.
 func (w *write) retry(ctx context.Context, conflict *raftstore.ConflictError) error {
 	if conflict.Key != w.fullKey() {
 		if w.lost++; w.lost > maxLost {

@@ -8,7 +8,7 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// progress is a revision that only grows and that can be waited for.
+// progress is a monotonic revision that goroutines can wait for.
 type progress struct {
 	rev atomic.Uint64
 
@@ -23,7 +23,7 @@ type waiter struct {
 
 func (p *progress) at() raftstore.Revision { return raftstore.Revision(p.rev.Load()) }
 
-// advance moves to rev and releases those who waited for it.
+// advance sets the revision to rev and wakes its waiters. It ignores an older rev.
 func (p *progress) advance(rev raftstore.Revision) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -39,7 +39,7 @@ func (p *progress) advance(rev raftstore.Revision) {
 	}
 }
 
-// wait returns once the revision is at least target, or with ctx's error.
+// wait waits until the revision is at least target, or returns ctx's error.
 func (p *progress) wait(ctx context.Context, target raftstore.Revision) error {
 	if p.at() >= target {
 		return nil

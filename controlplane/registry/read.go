@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// describe says what a request does, for errors.
+// describe returns a text for errors: the request's verb, resource and object.
 func describe(req *api.Request) string {
 	s := string(req.Verb) + " " + req.Kind.Resource
 	if req.Subresource != "" {
@@ -30,7 +30,7 @@ func describe(req *api.Request) string {
 	return s
 }
 
-// parseRevision reads a resourceVersion parameter; "" and "0" are 0.
+// parseRevision parses a resourceVersion parameter; "" and "0" are 0.
 func parseRevision(s string) (raftstore.Revision, error) {
 	if s == "" {
 		return 0, nil
@@ -42,8 +42,8 @@ func parseRevision(s string) (raftstore.Revision, error) {
 	return raftstore.Revision(n), nil
 }
 
-// notOlderThan waits for what a resourceVersion parameter asks of a read: unset
-// is everything acknowledged so far, "0" is whatever there is, N is at least N.
+// notOlderThan waits until the cache satisfies the resourceVersion of a read. Unset means
+// everything acknowledged so far, "0" means any state, and N means at least revision N.
 func (r *Registry) notOlderThan(ctx context.Context, resourceVersion string) error {
 	if resourceVersion == "" {
 		_, err := r.fresh(ctx)
@@ -54,7 +54,7 @@ func (r *Registry) notOlderThan(ctx context.Context, resourceVersion string) err
 		return err
 	}
 	if rev > r.cache.progress.at() {
-		// A revision that the store does not have yet is an error, not a reason to wait.
+		// A revision that does not exist yet is an error; do not wait for it.
 		now, err := r.fresh(ctx)
 		if err != nil {
 			return err
@@ -66,7 +66,8 @@ func (r *Registry) notOlderThan(ctx context.Context, resourceVersion string) err
 	return r.cache.waitFor(ctx, rev)
 }
 
-// notYet is the revision of a store that has not come to rev; 0 when it has. A replica that is behind asks the others before it says so.
+// notYet returns the store's current revision if it is older than rev, else 0. It asks the leader
+// if this replica is behind.
 func (r *Registry) notYet(ctx context.Context, rev raftstore.Revision) (raftstore.Revision, error) {
 	if err := r.cache.waitFor(ctx, 0); err != nil || rev <= r.cache.progress.at() {
 		return 0, err
@@ -78,7 +79,7 @@ func (r *Registry) notYet(ctx context.Context, rev raftstore.Revision) (raftstor
 	return now, nil
 }
 
-// tooLarge is Kubernetes' answer to a resourceVersion from the future.
+// tooLarge returns Kubernetes' error for a resourceVersion that is newer than the store.
 func tooLarge(asked, have raftstore.Revision) error {
 	err := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %d, current: %d", asked, have), 1)
 	err.ErrStatus.Details.Causes = []metav1.StatusCause{{
@@ -87,8 +88,8 @@ func tooLarge(asked, have raftstore.Revision) error {
 	return err
 }
 
-// Get and List honour resourceVersion semantics: unset is linearizable, "0" is whatever the cache holds.
-// Objects in the results are shared: do not modify.
+// Get returns an object. An unset resourceVersion is a linearizable read, "0" reads the cache as it
+// is. The object is shared: do not modify it.
 func (r *Registry) Get(ctx context.Context, req *api.Request) (api.Object, error) {
 	s, err := r.served(ctx, req)
 	if err != nil {
@@ -116,7 +117,8 @@ func (r *Registry) Get(ctx context.Context, req *api.Request) (api.Object, error
 	return nil, apierrors.NewNotFound(req.Kind.GroupResource(), req.Name)
 }
 
-// List returns the kind's list type with shared items, or an *api.ObjectList when the request asks for pointers.
+// List returns the kind's list type, or an *api.ObjectList if the request asks for pointers. The
+// resourceVersion has the same meaning as in Get. The items are shared: do not modify them.
 func (r *Registry) List(ctx context.Context, req *api.Request) (runtime.Object, error) {
 	s, err := r.served(ctx, req)
 	if err != nil {
@@ -149,7 +151,7 @@ func (r *Registry) List(ctx context.Context, req *api.Request) (runtime.Object, 
 	return out, err
 }
 
-// checkListOptions refuses combinations that Kubernetes refuses (422).
+// checkListOptions rejects combinations of options that Kubernetes rejects (422).
 func checkListOptions(o *metav1.ListOptions, watching bool) error {
 	errs := metavalidation.ValidateListOptions(&internalversion.ListOptions{
 		Watch: watching, ResourceVersion: o.ResourceVersion, ResourceVersionMatch: o.ResourceVersionMatch,
@@ -161,8 +163,8 @@ func checkListOptions(o *metav1.ListOptions, watching bool) error {
 	return nil
 }
 
-// page answers one list call: from the cache when the wanted state is the
-// cache's, from the store's history otherwise.
+// page returns the result of one list call: from the cache if the current state is requested, else
+// from the store's history.
 func (r *Registry) page(ctx context.Context, s *served, f *filter, req *api.Request) (*page, error) {
 	o := &req.List
 	limit := int(o.Limit)
@@ -201,24 +203,24 @@ func (r *Registry) page(ctx context.Context, s *served, f *filter, req *api.Requ
 // page is a part of a kind's objects at one revision.
 type page struct {
 	of        *served
-	light     bool // the light form will do
+	light     bool // the light form is sufficient
 	revision  raftstore.Revision
 	changed   raftstore.Revision
 	items     []api.Object
 	foreign   []foreign
-	bytes     int64  // of the items as stored
+	bytes     int64  // stored size of the items
 	last      string // key of the last item
 	more      bool
-	remaining *int64 // known for lists without selectors
+	remaining *int64 // only set for lists without selectors
 }
 
-// foreign is an item that is cached in another version than its page shows.
+// foreign is an item that must be converted or unpacked before it is returned.
 type foreign struct {
 	item  int
 	entry *entry
 }
 
-// take adds an item.
+// take adds an entry's object, and marks it as foreign if necessary.
 func (p *page) take(e *entry) {
 	if !p.of.shows(e, p.light) {
 		p.foreign = append(p.foreign, foreign{len(p.items), e})
@@ -226,14 +228,14 @@ func (p *page) take(e *entry) {
 	p.add(e, e.obj)
 }
 
-// add adds an item in the form that is shown, or will be.
+// add adds an item.
 func (p *page) add(e *entry, obj api.Object) {
 	p.items = append(p.items, obj)
 	p.bytes += int64(len(e.value))
 	p.last = e.key
 }
 
-// convert brings the items into the version of the page, all at once.
+// convert replaces all foreign items by objects in the page's version, in one call.
 func (p *page) convert(ctx context.Context) error {
 	if len(p.foreign) == 0 {
 		return nil
@@ -252,7 +254,7 @@ func (p *page) convert(ctx context.Context) error {
 	return nil
 }
 
-// cachedPage reads from the newest snapshot.
+// cachedPage returns a page of the newest snapshot.
 func (s *served) cachedPage(ctx context.Context, f *filter, after string, limit int) (*page, error) {
 	now, rev := s.state()
 	return pageOf(ctx, s, now, rev, f, after, limit)
@@ -271,7 +273,7 @@ func pageOf(ctx context.Context, of *served, s *snapshot, rev raftstore.Revision
 		if limit > 0 && len(p.items) == limit {
 			p.more = true
 			left++
-			return !f.selective() // count what remains only where that is cheap
+			return !f.selective() // count the remaining items only without selectors, when it is cheap
 		}
 		p.take(e)
 		return true
@@ -282,22 +284,22 @@ func pageOf(ctx context.Context, of *served, s *snapshot, rev raftstore.Revision
 	return p, nil
 }
 
-// span is what is asked of a past state.
+// span is the requested part of a past state.
 type span struct {
 	at     raftstore.Revision
-	after  string // key below the kind's prefix
-	limit  int    // 0 = none
+	after  string // key relative to the kind's prefix
+	limit  int    // 0 = unlimited
 	expect func(ctx context.Context, bytes int64) error
 }
 
-// pageAt reads the state at a past revision. Its objects are decoded for this answer alone, so that room is waited for
-// before each part of them.
+// pageAt returns a page of the state at a past revision. Its objects are decoded for this response
+// only, so it waits for memory (span.expect) before each chunk.
 func (r *Registry) pageAt(ctx context.Context, of *served, f *filter, s span) (*page, error) {
 	if err := r.notOlderThan(ctx, formatRevision(s.at)); err != nil {
 		return nil, err
 	}
 	if now := of.snap.Load(); now.changed <= s.at {
-		return pageOf(ctx, of, now, s.at, f, s.after, s.limit) // nothing of this kind has changed since
+		return pageOf(ctx, of, now, s.at, f, s.after, s.limit) // the kind has not changed since that revision
 	}
 	p := &page{of: of, light: f.light, revision: s.at, changed: s.at}
 	after := s.after
@@ -345,7 +347,7 @@ func (r *Registry) pageAt(ctx context.Context, of *served, f *filter, s span) (*
 	}
 }
 
-// decoded is about what items take when they have been decoded.
+// decoded estimates the memory of items after decoding.
 func decoded(items []raftstore.Item) (bytes int64) {
 	for _, it := range items {
 		bytes += decodedTimes*int64(len(it.Value)) + decodedBytes
@@ -353,10 +355,11 @@ func decoded(items []raftstore.Item) (bytes int64) {
 	return bytes
 }
 
-// pageChunk is how many objects are looked at in one go for a page whose length they do not tell.
+// pageChunk is how many objects are read at once if the page's length does not determine it.
 const pageChunk = 500
 
-// decode reads a stored item; nil when the filter does not want it, or it is unreadable, of which the caller is warned.
+// decode decodes a stored item. It returns nil if the filter does not match or the item is
+// unreadable; List warns about unreadable items.
 func (p *page) decode(c *cache, f *filter, it raftstore.Item) *entry {
 	key := it.Key[len(p.of.storage.Prefix):]
 	if f.exact != "" && key != f.exact {
@@ -369,8 +372,8 @@ func (p *page) decode(c *cache, f *filter, it raftstore.Item) *entry {
 	return e
 }
 
-// takeStored takes a stored item into the page if the filter wants it. It returns false,
-// and the page is left as it is, when the item is wanted and the page is full.
+// takeStored adds a stored item to the page if the filter matches. It returns false if the item
+// matches but the page is full.
 func (p *page) takeStored(c *cache, f *filter, it raftstore.Item, limit int) bool {
 	e := p.decode(c, f, it)
 	if e == nil {
@@ -383,7 +386,8 @@ func (p *page) takeStored(c *cache, f *filter, it raftstore.Item, limit int) boo
 	return true
 }
 
-// pagingError turns a compacted revision into 410 with a token that goes on with the present state.
+// pagingError converts the error of a compacted revision to a 410 with a token that continues with
+// the current state.
 func pagingError(err error, p *page, after string) error {
 	status := statusError(err, "continuing a list")
 	if s, ok := status.(*apierrors.StatusError); ok && s.ErrStatus.Code == http.StatusGone && after != "" {
@@ -394,7 +398,7 @@ func pagingError(err error, p *page, after string) error {
 	return status
 }
 
-// object makes the answer of a page.
+// object returns the response of a page.
 func (p *page) object(req *api.Request) (runtime.Object, error) {
 	meta := metav1.ListMeta{ResourceVersion: formatRevision(p.revision), RemainingItemCount: p.remaining}
 	if p.more {
@@ -408,8 +412,8 @@ func (p *page) object(req *api.Request) (runtime.Object, error) {
 	return typedList(p.of.kind, meta, p.items)
 }
 
-// Watch streams changes with bookmarks and, when asked, the initial events. The
-// result is a *Watcher, or an api.Follower.
+// Watch streams changes, with bookmarks and, on request, initial events. The result is a *Watcher,
+// or an api.Follower.
 func (r *Registry) Watch(ctx context.Context, req *api.Request) (watch.Interface, error) {
 	s, err := r.served(ctx, req)
 	if err != nil {
@@ -430,7 +434,7 @@ func (r *Registry) Watch(ctx context.Context, req *api.Request) (watch.Interface
 	opening, cancel := r.bounded(ctx)
 	defer cancel()
 	if req.Follow {
-		// It comes to what there is, and needs no quorum to begin.
+		// A follower reaches the current state by itself, and needs no quorum to start.
 		if err := r.cache.waitFor(opening, 0); err != nil {
 			return nil, statusError(err, "watching "+req.Kind.Resource)
 		}

@@ -1,11 +1,9 @@
-// Package registry puts objects on the store: codec, keys, preconditions, the
-// watch cache, patch and apply, selectors and paging. It is the only package
-// that knows both objects and raftstore.
+// Package registry stores objects: codec, keys, preconditions, the watch cache, patch and apply,
+// selectors and paging. It is the only package that depends on both objects and raftstore.
 //
-// One goroutine (cache.run) follows the store and is the only writer of the
-// cache. Everybody else reads immutable snapshots, or waits until the cache has
-// reached a revision. A write goes to the store and comes back through the
-// same goroutine; nothing is put into the cache on the way in.
+// One goroutine (cache.run) follows the store and is the only writer of the cache. All readers use
+// immutable snapshots, or wait until the cache has reached a revision. A write goes to the store
+// and reaches the cache through the same goroutine. It never writes to the cache directly.
 package registry
 
 import (
@@ -24,7 +22,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Registry is the objects of all kinds on one store. All errors of its verbs are *apierrors.StatusError.
+// Registry stores the objects of all kinds in one store. All errors of its operations are
+// *apierrors.StatusError.
 type Registry struct {
 	store      raftstore.Store
 	kinds      *api.Kinds
@@ -39,14 +38,14 @@ type Registry struct {
 	newUID       func() types.UID
 	randomSuffix func(n int) string
 	randomN      func(n uint64) uint64
-	callTimeout  time.Duration // of a store call whose context has no deadline
+	callTimeout  time.Duration // timeout of a store call if the context has no deadline
 	shortFields  func() bool
 }
 
 // Option changes a default of New.
 type Option func(*Registry)
 
-// WithScheme shares a scheme built by api.Scheme.
+// WithScheme sets a scheme that was built by api.Scheme, to share it.
 func WithScheme(s *runtime.Scheme) Option { return func(r *Registry) { r.scheme = s } }
 
 // WithLog sets the logger; the default is slog.Default.
@@ -57,24 +56,25 @@ func WithClock(now func() time.Time) Option {
 	return func(r *Registry) { r.now, r.cache.now = now, now }
 }
 
-// defaultHistory is the memory of what is kept for watches that resume, in bytes.
+// defaultHistory is the default memory limit of the watch history, in bytes.
 const defaultHistory = 64 << 20
 
-// HistoryOf is how much of a replica's memory, in bytes, what is kept for watches that resume may take at most: an
-// eighth, which only a busy cluster uses. 0 means WithHistory's default.
+// HistoryOf returns the memory limit of the watch history for a replica with this memory, in bytes:
+// an eighth, within bounds. Only a busy cluster uses all of it. memory 0 gives WithHistory's
+// default.
 func HistoryOf(memory int64) int64 { return min(max(memory/8, defaultHistory), 1<<30) }
 
-// WithHistory bounds what is kept for watches that resume: so many changes of each
-// kind (0: as many as there is room for), and about so many bytes of memory for those of all kinds together
-// (0: 64 MiB). Older ones answer 410.
+// WithHistory bounds the watch history: the number of changes of each kind (0: limited by memory
+// only), and the memory of all kinds together in bytes (0: 64 MiB). A watch of an older revision
+// gets a 410.
 func WithHistory(events int, bytes int64) Option {
 	return func(r *Registry) {
 		r.cache.limits.events, r.cache.limits.bytes = events, cmp.Or(bytes, defaultHistory)
 	}
 }
 
-// WithHistoryAge bounds for how long changes are kept for watches that resume; the
-// default, which 0 means, is the 5 minutes for which the store keeps them.
+// WithHistoryAge bounds the age of changes in the watch history. The default (0) is 5 minutes, as
+// long as the store keeps them.
 func WithHistoryAge(d time.Duration) Option {
 	return func(r *Registry) {
 		if d > 0 {
@@ -83,11 +83,12 @@ func WithHistoryAge(d time.Duration) Option {
 	}
 }
 
-// WithShortFields says whether managedFields may be written in short forms, which every replica of the cluster must be
-// able to read then. It is asked at each write; the default is no.
+// WithShortFields sets a function that reports whether managedFields may be written in short forms.
+// Every replica of the cluster must then be able to read them. It is called at each write; the
+// default returns false.
 func WithShortFields(now func() bool) Option { return func(r *Registry) { r.shortFields = now } }
 
-// New returns a registry over the store. Nothing runs until Run.
+// New returns a Registry over the store. It starts nothing: Run does.
 func New(store raftstore.Store, kinds *api.Kinds, opts ...Option) *Registry {
 	r := &Registry{
 		store: store, kinds: kinds, log: slog.Default(),
@@ -110,16 +111,17 @@ func New(store raftstore.Store, kinds *api.Kinds, opts ...Option) *Registry {
 	return r
 }
 
-// Run feeds the watch cache from the store until ctx ends.
+// Run updates the watch cache from the store until ctx ends.
 func (r *Registry) Run(ctx context.Context) error { return r.cache.run(ctx) }
 
-// Ready is closed once the cache holds the store's contents.
+// Ready returns a channel that is closed when the cache has the store's content.
 func (r *Registry) Ready() <-chan struct{} { return r.cache.ready }
 
-// Revision is the store revision that the cache reflects.
+// Revision returns the store revision of the cache.
 func (r *Registry) Revision() raftstore.Revision { return r.cache.progress.at() }
 
-// CaughtUp returns once what "0" reads is as new as what was acknowledged, by any replica, before the call.
+// CaughtUp waits until reads with resourceVersion "0" include everything that any replica
+// acknowledged before the call.
 func (r *Registry) CaughtUp(ctx context.Context) error {
 	ctx, cancel := r.bounded(ctx)
 	defer cancel()
@@ -129,8 +131,7 @@ func (r *Registry) CaughtUp(ctx context.Context) error {
 	return nil
 }
 
-// fresh returns once the cache includes everything that was acknowledged by any
-// replica before the call.
+// fresh waits until the cache includes everything that any replica acknowledged before the call.
 func (r *Registry) fresh(ctx context.Context) (raftstore.Revision, error) {
 	rev, err := r.store.Sync(ctx)
 	if err != nil {
@@ -139,7 +140,7 @@ func (r *Registry) fresh(ctx context.Context) (raftstore.Revision, error) {
 	return rev, r.cache.waitFor(ctx, rev)
 }
 
-// bounded gives a call that brought no deadline the registry's own.
+// bounded adds the registry's default timeout to a context without a deadline.
 func (r *Registry) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}

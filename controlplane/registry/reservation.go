@@ -21,7 +21,7 @@ const (
 	SpaceNodePorts  = "nodeports"
 )
 
-// reservationsOf is what an object must hold; nil is no object.
+// reservationsOf returns the reservations that an object requires; none for nil.
 func (w *write) reservationsOf(obj api.Object) []api.Reservation {
 	if obj == nil || w.req.Kind.Reservations == nil {
 		return nil
@@ -29,7 +29,7 @@ func (w *write) reservationsOf(obj api.Object) []api.Reservation {
 	return w.req.Kind.Reservations(obj)
 }
 
-// without returns the reservations of a whose place is not in b, each place once.
+// without returns the reservations in a that are not in b, without duplicates.
 func without(a, b []api.Reservation) []api.Reservation {
 	skip := make(map[string]bool, len(a)+len(b))
 	for _, res := range b {
@@ -45,8 +45,9 @@ func without(a, b []api.Reservation) []api.Reservation {
 	return out
 }
 
-// reservationOps takes what obj needs beyond old and releases what it no longer
-// needs. Releasing needs no precondition: the commit requires old to be the stored state.
+// reservationOps creates the reservations of obj that old does not have, and deletes those of old
+// that obj does not have. The deletions need no precondition: the commit requires old to be the
+// stored state.
 func (w *write) reservationOps(obj, old api.Object) []raftstore.Op {
 	want, have := w.reservationsOf(obj), w.reservationsOf(old)
 	var ops []raftstore.Op
@@ -61,16 +62,15 @@ func (w *write) reservationOps(obj, old api.Object) []raftstore.Op {
 	return ops
 }
 
-// mayRelease says that a value is not held by another object. An object that was stored
-// before values of its kind were reserved may have one that somebody else got since.
+// mayRelease reports whether a reservation is not held by another object. An object that was stored
+// before its kind had reservations may contain a value that another object has reserved since.
 func (w *write) mayRelease(res api.Reservation) bool {
 	holder, held := w.r.cache.reserved.Load().Get(res.Space + "/" + res.Value)
 	return !held || holder == w.fullKey()
 }
 
-// reservationTaken is the refusal of a write whose reservation is held by another
-// object. A value that admission had picked is no refusal: the conflict is
-// returned, and admission picks again.
+// reservationTaken returns the error of a write with a reservation that another object holds. If
+// admission had picked the value, it returns the conflict, so that admission picks another one.
 func (w *write) reservationTaken(conflict *raftstore.ConflictError, obj api.Object) error {
 	if space, value, _ := strings.Cut(strings.TrimPrefix(conflict.Key, reservationsRoot), "/"); w.attempt.Picked(space, value) {
 		return conflict
@@ -83,7 +83,7 @@ func (w *write) reservationTaken(conflict *raftstore.ConflictError, obj api.Obje
 	return conflict
 }
 
-// takenError is Kubernetes' refusal of a value that another object holds.
+// takenError returns Kubernetes' error for a value that another object holds.
 func (w *write) takenError(res api.Reservation) error {
 	detail := "provided IP is already allocated"
 	value := res.Value
@@ -95,10 +95,10 @@ func (w *write) takenError(res api.Reservation) error {
 		field.ErrorList{field.Invalid(fieldPath(res.Field), value, detail)})
 }
 
-// fieldPath carries a ready-made path such as "spec.ports[0].nodePort".
+// fieldPath returns a complete path, such as "spec.ports[0].nodePort", as a *field.Path.
 func fieldPath(s string) *field.Path { return field.NewPath(s) }
 
-// checkReservations is for dry runs: would the reservations be had?
+// checkReservations returns the error that the reservations would cause. It is used for dry runs.
 func (w *write) checkReservations(obj, old api.Object) error {
 	held := w.r.cache.reserved.Load()
 	for _, res := range without(w.reservationsOf(obj), w.reservationsOf(old)) {
@@ -109,24 +109,24 @@ func (w *write) checkReservations(obj, old api.Object) error {
 	return nil
 }
 
-// Reserved says whether a value is held by an object, as far as the cache knows.
+// Reserved reports whether an object holds a value, by the state of the cache.
 func (r *Registry) Reserved(space, value string) bool {
 	_, ok := r.cache.reserved.Load().Get(space + "/" + value)
 	return ok
 }
 
-// AllocateClusterIP picks a free address of the range, at random, for the object of
-// an attempt. When another write commits the same address first, the registry runs admission
-// again. The lower end of the range is used last, so that people can pick fixed
-// addresses there; the network address, the first address (that of the API) and an IPv4 broadcast
-// address are never picked. A full range is a 500 that says so.
+// AllocateClusterIP picks a random free address of the range for the object of an attempt. If
+// another write commits the same address first, the registry runs admission again. The lower end of
+// the range is used last, so that users can choose fixed addresses there. The network address, the
+// first address (the API's) and an IPv4 broadcast address are never picked. If the range is full,
+// it returns a 500.
 func (r *Registry) AllocateClusterIP(a *api.Attempt, cidr netip.Prefix) (netip.Addr, error) {
 	cidr = cidr.Masked()
 	hostBits := cidr.Addr().BitLen() - cidr.Bits()
 	size := uint64(1) << min(hostBits, 62)
 	last := size
 	if cidr.Addr().Is4() && hostBits > 1 {
-		last = size - 1 // broadcast
+		last = size - 1 // exclude the broadcast address
 	}
 	n, ok := r.pick(2, last, min(max(size/16, 16), 256), func(n uint64) bool {
 		ip := addrAt(cidr, n).String()
@@ -140,8 +140,8 @@ func (r *Registry) AllocateClusterIP(a *api.Attempt, cidr netip.Prefix) (netip.A
 	return addr, nil
 }
 
-// AllocateNodePort picks a free port of [low, high] that is free for all the
-// protocols ("TCP", "UDP", "SCTP"), under the terms of AllocateClusterIP.
+// AllocateNodePort picks a port in [low, high] that is free for all the protocols ("TCP", "UDP",
+// "SCTP"), by the same rules as AllocateClusterIP.
 func (r *Registry) AllocateNodePort(a *api.Attempt, low, high int, protocols ...string) (int32, error) {
 	size := uint64(high - low + 1)
 	n, ok := r.pick(uint64(low), uint64(high)+1, min(max(size/32, 16), 128), func(n uint64) bool {
@@ -165,8 +165,8 @@ func portValue(protocol string, port uint64) string {
 	return protocol + "-" + strconv.FormatUint(port, 10)
 }
 
-// pick chooses a free number of [from, to): at random above the band that is
-// kept for fixed choices, and inside the band only when the rest is full.
+// pick returns a free number in [from, to). It picks at random above the lower band, which is
+// intended for fixed choices, and within the band only if the rest is full.
 func (r *Registry) pick(from, to, band uint64, free func(uint64) bool) (uint64, bool) {
 	if from >= to {
 		return 0, false
@@ -178,7 +178,8 @@ func (r *Registry) pick(from, to, band uint64, free func(uint64) bool) (uint64, 
 	return r.pickIn(from, split, free)
 }
 
-// maxProbe bounds the search of a range; beyond it (an IPv6 /64) random draws have long found something.
+// maxProbe bounds the search. In a larger range (an IPv6 /64), random picks find a free number
+// first.
 const maxProbe = 1 << 20
 
 func (r *Registry) pickIn(from, to uint64, free func(uint64) bool) (uint64, bool) {
@@ -200,7 +201,7 @@ func (r *Registry) pickIn(from, to uint64, free func(uint64) bool) (uint64, bool
 	return 0, false
 }
 
-// addrAt is the n-th address of a prefix.
+// addrAt returns the n-th address of a prefix.
 func addrAt(p netip.Prefix, n uint64) netip.Addr {
 	if p.Addr().Is4() {
 		b := p.Addr().As4()

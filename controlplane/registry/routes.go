@@ -14,15 +14,15 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// routes is which kinds are served from which storages. It never changes: when the table of kinds does, cache.run
-// makes new ones.
+// routes maps kinds to the storages that serve them. It is immutable: cache.run replaces it when
+// the table of kinds changes.
 type routes struct {
-	table     *api.Table // that they reflect
+	table     *api.Table // the table that it is built from
 	byKind    map[*api.Kind]*served
 	byGVK     map[schema.GroupVersionKind]*served
 	byPrefix  map[string]*storageCache
 	byStorage map[*api.Storage]*storageCache
-	newer     chan struct{} // closed when there are newer ones
+	newer     chan struct{} // closed when it has been replaced
 }
 
 func newRoutes(t *api.Table) *routes {
@@ -36,11 +36,11 @@ func newRoutes(t *api.Table) *routes {
 	}
 }
 
-// served is a kind and the storage that it is served from. Whatever is kept for a kind hangs on it, and goes with it.
+// served is a kind with its storage. State per kind is stored here, and is dropped with the kind.
 type served struct {
 	*storageCache
 	kind *api.Kind
-	// own is the version of the storage that is the kind's; nil when all objects have to be converted.
+	// own is the kind's version in the storage; nil if all objects must be converted.
 	own     *api.Version
 	gone    chan struct{} // closed when the kind has been dropped
 	tracked tracked
@@ -50,8 +50,8 @@ func newServed(k *api.Kind, sc *storageCache) *served {
 	return &served{storageCache: sc, kind: k, own: sc.codec.version(k.GVK), gone: make(chan struct{})}
 }
 
-// adopt follows the table of kinds: caches of new storages begin, those that no kind is served from any more end, and
-// so do the watches of kinds that were dropped. Called by run, and before it runs.
+// adopt applies a table of kinds. It starts caches of new storages, ends caches without a kind, and
+// ends the watches of dropped kinds. It is called by run, and once before run.
 func (c *cache) adopt(ctx context.Context, t *api.Table) {
 	was, next := c.routes.Load(), newRoutes(t)
 	var begun []*storageCache
@@ -89,25 +89,26 @@ func (c *cache) adopt(ctx context.Context, t *api.Table) {
 		}
 	}
 	if !c.loaded {
-		return // they are loaded with all others
+		return // the first load includes them
 	}
 	for _, sc := range begun {
 		c.loading.Go(func() { c.begin(ctx, sc) })
 	}
 }
 
-// begun is what the store held of a storage at a revision.
+// begun is the state of a storage at a revision, as loaded.
 type begun struct {
 	sc       *storageCache
 	found    *contents
 	revision raftstore.Revision
 }
 
-// begin loads a storage beside run, which goes on meanwhile and keeps what changes in it for later.
+// begin loads a new storage concurrently to run, which queues the storage's changes meanwhile.
 func (c *cache) begin(ctx context.Context, sc *storageCache) {
 	pause := backoff.Backoff{Min: 10 * time.Millisecond, Max: time.Second, Jitter: 0.5}
 	for {
-		// At least as new as what run had taken in when it began to keep the changes: nothing falls between.
+		// The list is at least as new as the cache when run started to queue changes, so none is
+		// missed.
 		local := raftstore.ListOptions{ReadOptions: raftstore.ReadOptions{Local: true}}
 		list, err := c.store.List(ctx, sc.storage.Prefix, local)
 		if err == nil {
@@ -134,10 +135,10 @@ func (c *cache) begin(ctx context.Context, sc *storageCache) {
 	}
 }
 
-// join makes a loaded storage part of what run follows.
+// join adds a loaded storage, with its queued changes, to the cache.
 func (c *cache) join(b begun) {
 	if isClosed(b.sc.ended) || isClosed(b.sc.begun) {
-		return // or it was loaded with everything else meanwhile
+		return // it ended, or a reload included it meanwhile
 	}
 	kept := b.sc.early
 	b.sc.reset(b.found, b.revision)
@@ -154,7 +155,7 @@ func (c *cache) join(b begun) {
 	b.sc.open()
 }
 
-// served finds the request's kind, and waits for its storage when that has just begun.
+// served returns the request's kind. It waits if the kind's storage is still being loaded.
 func (r *Registry) served(ctx context.Context, req *api.Request) (*served, error) {
 	k := req.Kind
 	if k == nil {
@@ -191,10 +192,11 @@ func (r *Registry) served(ctx context.Context, req *api.Request) (*served, error
 	}
 }
 
-// direct says that an entry's object is of the kind's version, and itself.
+// direct reports whether an entry's object is in the kind's version and in full form.
 func (s *served) direct(e *entry) bool { return s.shows(e, false) }
 
-// show returns entries in the version of the kind. Each is converted once, as long as there is room to keep that.
+// show returns the objects of entries in the kind's version. Conversions are cached within the
+// memory limit.
 func (s *served) show(ctx context.Context, entries ...*entry) ([]api.Object, error) {
 	out := make([]api.Object, len(entries))
 	var from []api.Object
@@ -239,7 +241,7 @@ func (s *served) show(ctx context.Context, entries ...*entry) ([]api.Object, err
 	return out, nil
 }
 
-// one is show of a single entry.
+// one returns the object of an entry in the kind's version.
 func (s *served) one(ctx context.Context, e *entry) (api.Object, error) {
 	if s.direct(e) {
 		return e.obj, nil

@@ -13,20 +13,20 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// filter is which objects of a kind a list or watch wants.
+// filter selects the objects of a list or watch.
 type filter struct {
 	kind   *api.Kind
-	light  bool   // the light form of the objects will do
-	prefix string // of the keys: "" or "namespace/"
-	exact  string // the one key; "" = all below prefix
-	// indexed is the one value of the field that the storage has an index of; nil = any.
+	light  bool   // the light form of the objects is sufficient
+	prefix string // key prefix: "" or "namespace/"
+	exact  string // the only matching key; "" = all keys with the prefix
+	// indexed is the required value of the storage's indexed field; nil = any.
 	indexed *string
 	labels  labels.Selector
 	fields  fields.Selector
-	late    fields.Selector // on fields of the kind's version; selects and matches leave it to served.sift
+	late    fields.Selector // on fields of the kind's version, evaluated by served.sift after conversion
 }
 
-// newFilter reads the selectors of a request. Errors are StatusErrors (400).
+// newFilter parses the selectors of a request. Its errors are StatusErrors (400).
 func newFilter(req *api.Request, o *metav1.ListOptions) (*filter, error) {
 	f := &filter{kind: req.Kind, light: req.Light}
 	if req.Kind.Namespaced && req.Namespace != "" {
@@ -63,8 +63,8 @@ func newFilter(req *api.Request, o *metav1.ListOptions) (*filter, error) {
 	return f, nil
 }
 
-// maxTerms bounds what is looked at for every change and every watch. The values of a set, as in "app in (a, b)", are no
-// terms: any number of them costs the same.
+// maxTerms bounds the terms that are evaluated for every change and watch. The values of a set, as
+// in "app in (a, b)", count as one term, because their number does not affect the cost.
 const maxTerms = 256
 
 func tooManyTerms(what string, n int) error {
@@ -72,7 +72,7 @@ func tooManyTerms(what string, n int) error {
 		what, n, maxTerms))
 }
 
-// checkFields refuses selectors on fields that the kind does not offer.
+// checkFields rejects selectors on fields that the kind does not support.
 func (f *filter) checkFields(sel fields.Selector) error {
 	known := f.fieldSet(f.kind.Storage.Hub.New())
 	for _, r := range sel.Requirements() {
@@ -83,7 +83,7 @@ func (f *filter) checkFields(sel fields.Selector) error {
 	return nil
 }
 
-// narrow keeps the field selector, and turns exact names and namespaces into key ranges.
+// narrow sets the field selector, and reduces the key range for exact names and namespaces.
 func (f *filter) narrow(sel fields.Selector) {
 	if sel.Empty() {
 		return
@@ -106,7 +106,7 @@ func (f *filter) narrow(sel fields.Selector) {
 	}
 }
 
-// ofVersion says that a selector asks for fields which an object has in the kind's version, and perhaps in no other.
+// ofVersion reports whether a selector uses fields that may exist only in the kind's version.
 func (f *filter) ofVersion(sel fields.Selector) bool {
 	return f.kind.FieldsOfVersion && slices.ContainsFunc(sel.Requirements(), func(r fields.Requirement) bool {
 		return r.Field != "metadata.name" && r.Field != "metadata.namespace"
@@ -132,10 +132,10 @@ func (f *filter) fieldSet(obj api.Object) fields.Set {
 	return set
 }
 
-// selective says that objects inside the key range may still not match.
+// selective reports whether objects in the key range may not match.
 func (f *filter) selective() bool { return f.labels != nil || f.fields != nil || f.late != nil }
 
-// within says that a key is in the range.
+// within reports whether a key is in the filter's range.
 func (f *filter) within(key string) bool {
 	if f.exact != "" {
 		return key == f.exact
@@ -145,12 +145,12 @@ func (f *filter) within(key string) bool {
 
 func (f *filter) matches(e *entry) bool { return f.within(e.key) && f.selects(e.obj) }
 
-// mayMatch judges a moment by what is known of it without its object.
+// mayMatch reports whether a moment may match, without its decoded object.
 func (f *filter) mayMatch(m *moment) bool {
 	return m != nil && f.within(m.key) && (f.indexed == nil || *f.indexed == m.field)
 }
 
-// selects judges an object inside the key range.
+// selects reports whether an object in the key range matches the selectors, except late.
 func (f *filter) selects(obj api.Object) bool {
 	if f.labels != nil && !f.labels.Matches(labels.Set(obj.GetLabels())) {
 		return false
@@ -158,7 +158,8 @@ func (f *filter) selects(obj api.Object) bool {
 	return f.fields == nil || f.fields.Matches(f.fieldSet(obj))
 }
 
-// concerned says that a change is visible through the filter. Of one that is packed it may say so when it is not.
+// concerned reports whether a change is visible through the filter. For a packed change it may
+// return true although it is not.
 func (f *filter) concerned(ev *event) bool { return f.shown(ev.cur) || f.shown(ev.prev) }
 
 func (f *filter) shown(m *moment) bool {
@@ -169,7 +170,8 @@ func (f *filter) shown(m *moment) bool {
 	return e == nil || f.selects(e.obj)
 }
 
-// scan calls visit with the matching entries after key (or from the start), in key order, until it returns false.
+// scan calls visit for the matching entries after a key ("" = from the start), in key order, until
+// visit returns false.
 func (f *filter) scan(s *snapshot, after string, visit func(*entry) bool) {
 	if f.exact != "" {
 		if e, ok := s.byKey.Get(f.exact); ok && e.key > after && f.matches(e) {

@@ -7,8 +7,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// sift returns those of the entries that the filter's late part wants, and beside each the object as the kind shows it.
-// It may ask outside of this process, about all of them at once.
+// sift returns the entries that match the filter's late selector, and their objects in the kind's
+// version. The conversion of all entries may be one call to a webhook.
 func (s *served) sift(ctx context.Context, f *filter, entries []*entry) (wanted []*entry, objs []api.Object, err error) {
 	shown, err := s.show(ctx, entries...)
 	if err != nil {
@@ -22,7 +22,7 @@ func (s *served) sift(ctx context.Context, f *filter, entries []*entry) (wanted 
 	return wanted, objs, nil
 }
 
-// siftedPage is pageOf for a filter with a late part.
+// siftedPage is pageOf for a filter with a late selector.
 func siftedPage(ctx context.Context, of *served, s *snapshot, rev raftstore.Revision, f *filter, after string, limit int) (*page, error) {
 	p := &page{of: of, light: f.light, revision: rev, changed: s.changed}
 	for {
@@ -39,7 +39,7 @@ func siftedPage(ctx context.Context, of *served, s *snapshot, rev raftstore.Revi
 	}
 }
 
-// sift takes in what is wanted of the entries, as long as there is room.
+// sift adds the matching entries to the page, up to the limit. full reports that the page is full.
 func (p *page) sift(ctx context.Context, f *filter, some []*entry, limit int) (full bool, err error) {
 	wanted, objs, err := p.of.sift(ctx, f, some)
 	if err != nil {
@@ -55,7 +55,7 @@ func (p *page) sift(ctx context.Context, f *filter, some []*entry, limit int) (f
 	return false, nil
 }
 
-// siftStored is sift of stored items.
+// siftStored decodes stored items and adds the matching ones like sift.
 func (p *page) siftStored(ctx context.Context, c *cache, f *filter, items []raftstore.Item, limit int) (full bool, err error) {
 	var some []*entry
 	for _, it := range items {
@@ -66,7 +66,7 @@ func (p *page) siftStored(ctx context.Context, c *cache, f *filter, items []raft
 	return p.sift(ctx, f, some, limit)
 }
 
-// sift finds out which states, of those that changes are between, the filter's late part wants.
+// sift determines which states of the changes match the filter's late selector.
 func (w *Watcher) sift(ctx context.Context, changes []change) error {
 	if w.filter.late == nil {
 		return nil
@@ -82,7 +82,7 @@ func (w *Watcher) sift(ctx context.Context, changes []change) error {
 	return w.keep(ctx, states)
 }
 
-// keep remembers the wanted states, and how the kind shows them, until the next events are collected.
+// keep stores the matching states and their converted objects until the next collect.
 func (w *Watcher) keep(ctx context.Context, states []*entry) error {
 	wanted, objs, err := w.of.sift(ctx, w.filter, states)
 	if err != nil {
@@ -95,7 +95,7 @@ func (w *Watcher) keep(ctx context.Context, states []*entry) error {
 	return nil
 }
 
-// wants says that the filter shows a state, which is in its range.
+// wants reports whether a state in the filter's key range matches the filter.
 func (w *Watcher) wants(e *entry) bool {
 	if w.filter.late != nil {
 		return w.wanted[e] != nil
@@ -103,7 +103,7 @@ func (w *Watcher) wants(e *entry) bool {
 	return w.filter.selects(e.obj)
 }
 
-// failConversion ends the watch because what it would show cannot be brought into its version.
+// failConversion ends the watch because an object cannot be converted to the watch's version.
 func (w *Watcher) failConversion(err error) {
 	w.endWith(statusOf(statusError(err, "watching "+w.of.kind.Resource)))
 }

@@ -8,40 +8,40 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// treeDegree keeps nodes small: a change copies one node per level.
+// treeDegree is small, because a change copies one node per level.
 const treeDegree = 16
 
-// storageCache is the objects of one storage, their recent history and their watchers.
+// storageCache is the cached objects of one storage, with their history and watchers.
 type storageCache struct {
 	cache   *cache
 	storage *api.Storage
 	codec   codec
-	face    atomic.Pointer[api.Kind] // the kind that speaks for the storage where no request names one
+	face    atomic.Pointer[api.Kind] // the kind to use for the storage if no request names one
 
-	begun chan struct{} // closed when there is something to read
-	ended chan struct{} // closed when no kind is served from it any more
+	begun chan struct{} // closed when the storage is loaded
+	ended chan struct{} // closed when no kind uses the storage any more
 
 	snap atomic.Pointer[snapshot]
 
-	// What follows belongs to cache.run: the state being built.
+	// The following fields are used by cache.run only: the state being built.
 	contents
 	pending  []*event
-	occupied bool               // the kinds have been told that there are objects
-	touched  raftstore.Revision // the newest change that publish has not shown; 0 = none
-	from     raftstore.Revision // changes up to here are in what was loaded
-	early    []raftstore.Event  // changes that came while it was being loaded
+	occupied bool               // api.Kinds was notified that objects exist
+	touched  raftstore.Revision // newest change not published yet; 0 = none
+	from     raftstore.Revision // revision of the load: earlier changes are included
+	early    []raftstore.Event  // changes queued during the load
 
 	mu      sync.RWMutex
 	history history
-	// epoch counts reloads: a watcher of an older epoch has lost its history.
+	// epoch counts loads: a watcher of an older epoch has lost its history.
 	epoch  uint64
-	parked map[crowd]map[*Watcher]struct{} // watchers that have seen everything and sleep
-	awake  map[*Watcher]struct{}           // those that have something to read, and have not lost it
-	// recent finds the entry of an object that is part of history.
+	parked map[crowd]map[*Watcher]struct{} // watchers that have read all events
+	awake  map[*Watcher]struct{}           // watchers with unread events that are not lost
+	// recent maps the objects of the history to their entries.
 	recent map[api.Object]*entry
 }
 
-// contents is what the store holds of a storage: the objects, and what cannot be read.
+// contents is a storage's objects and unreadable values.
 type contents struct {
 	objects
 	unreadable unreadables
@@ -61,13 +61,13 @@ func newStorageCache(c *cache, s *api.Storage) *storageCache {
 	return sc
 }
 
-// get returns the newest version of an object; nil when none exists.
+// get returns the current entry of an object; nil if it does not exist.
 func (sc *storageCache) get(key string) *entry {
 	e, _ := sc.snap.Load().byKey.Get(key)
 	return e
 }
 
-// find returns an object, or what stands in its place and cannot be read; both nil when there is neither.
+// find returns the current entry or the unreadable value of a key; both nil if there is neither.
 func (sc *storageCache) find(key string) (*entry, *Unreadable) {
 	s := sc.snap.Load()
 	if e, ok := s.byKey.Get(key); ok {
@@ -76,15 +76,15 @@ func (sc *storageCache) find(key string) (*entry, *Unreadable) {
 	return nil, s.unreadable.get(key)
 }
 
-// state returns a snapshot and the revision that it is exact at.
+// state returns a snapshot and the revision of its state.
 func (sc *storageCache) state() (*snapshot, raftstore.Revision) {
-	// In this order: everything up to the progress is in any snapshot loaded after it.
+	// Keep this order: a snapshot loaded later includes everything up to the progress.
 	rev := sc.cache.progress.at()
 	s := sc.snap.Load()
 	return s, max(rev, s.changed)
 }
 
-// occupy tells the kinds of the first object, before it is shown.
+// occupy notifies api.Kinds of the storage's first object, before the object is visible.
 func (sc *storageCache) occupy() {
 	if !sc.occupied && sc.byKey.Len() > 0 {
 		sc.occupied = true
@@ -92,7 +92,7 @@ func (sc *storageCache) occupy() {
 	}
 }
 
-// reset replaces everything by a state loaded from the store.
+// reset replaces the state by one that was loaded from the store. All watchers lose their history.
 func (sc *storageCache) reset(found *contents, rev raftstore.Revision) {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
@@ -108,20 +108,20 @@ func (sc *storageCache) reset(found *contents, rev raftstore.Revision) {
 	}
 	for _, sleeping := range sc.parked {
 		for w := range sleeping {
-			sc.rouse(w, 0) // its epoch is over
+			sc.rouse(w, 0) // its epoch has ended
 			w.wakeUp()
 		}
 	}
 }
 
-// open lets readers in who wait for the storage to be loaded.
+// open lets the readers continue that wait for the storage to be loaded.
 func (sc *storageCache) open() {
 	if !isClosed(sc.begun) {
 		close(sc.begun)
 	}
 }
 
-// end gives up what run accounts for. Who still reads keeps what it holds.
+// end releases the accounted memory of a storage without kinds. Running readers keep their data.
 func (sc *storageCache) end() {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
@@ -134,7 +134,7 @@ func (sc *storageCache) end() {
 	}
 }
 
-// lose gives up the watches of a storage that has ended, which have had the time of a sweep to read to the end.
+// lose ends the watches of an ended storage that still have unread events after one sweep interval.
 func (sc *storageCache) lose() {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
@@ -144,15 +144,15 @@ func (sc *storageCache) lose() {
 	}
 }
 
-// remove takes an object out of what is shown, if it is there.
+// remove removes an object, if it exists, and queues the event.
 func (sc *storageCache) remove(key string, rev raftstore.Revision) {
 	if prev := sc.objects.remove(key); prev != nil {
 		sc.pending = append(sc.pending, sc.event(prev.at(rev), prev, true))
 	}
 }
 
-// publish shows the state of touched and the pending events, of which there may be
-// none, to readers and watchers. It never waits for a watcher.
+// publish makes the state at revision touched and the pending events, if any, visible to readers
+// and watchers. It never waits for a watcher.
 func (sc *storageCache) publish() {
 	sc.occupy()
 	events := sc.pending
@@ -176,7 +176,7 @@ func (sc *storageCache) publish() {
 	sc.alert(events, next)
 }
 
-// leaveBehind tells the watchers that were too slow for what has been dropped. sc.mu is held.
+// leaveBehind ends the watchers that have not read the dropped events. sc.mu is held.
 func (sc *storageCache) leaveBehind() {
 	for w := range sc.awake {
 		if w.next < sc.history.first {

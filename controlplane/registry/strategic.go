@@ -8,9 +8,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-// comparisons returns how many pairs of list items a strategic merge compares, about: each item of a list of the patch
-// with each item of the same list of the patch and of the document. Lists that the type replaces as a whole compare
-// nothing.
+// comparisons estimates how many pairs of list items a strategic merge compares. Each item of a
+// merged list in the patch is compared with each item of that list in the patch and in the
+// document. Lists that the type replaces count little.
 func comparisons(doc, patch []byte, like runtime.Object) (int, error) {
 	schema, err := strategicpatch.NewPatchMetaFromStruct(like)
 	if err != nil {

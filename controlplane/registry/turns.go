@@ -9,14 +9,14 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// turns lets the writes of this replica that change the same further object (a quota's count) come one after the other:
-// each has to see what the one before it made. The zero value is ready.
+// turns serializes writes of this replica that change the same additional object, such as a quota's
+// usage. Each write must see the result of the previous one. The zero value is ready for use.
 type turns struct {
 	mu   sync.Mutex
 	busy map[seat]*queue
 }
 
-// seat names an object for that.
+// seat identifies such an object.
 type seat struct {
 	storage   *api.Storage
 	namespace string
@@ -24,16 +24,17 @@ type seat struct {
 }
 
 type queue struct {
-	token chan struct{} // holds one while nobody has the turn
-	users int           // who have it or wait
+	token chan struct{} // contains a token while the lock is free
+	users int           // number of holders and waiters
 }
 
-// turn is what a write holds: seats taken in a fixed order, so that no two writes wait for one another.
+// turn is the set of object locks that a write holds. They are acquired in a fixed order to avoid
+// deadlock.
 type turn struct {
 	seats []seat
 }
 
-// enter waits for the turn of all objects that are changed.
+// enter acquires the locks of all objects in changes.
 func (t *turns) enter(ctx context.Context, changes []api.Change) (*turn, error) {
 	var want []seat
 	for _, c := range changes {
@@ -90,7 +91,7 @@ func (t *turns) join(p seat) *queue {
 	return q
 }
 
-// quit is how one leaves without the turn.
+// quit removes a waiter that has not acquired the lock.
 func (t *turns) quit(p seat) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -100,7 +101,7 @@ func (t *turns) quit(p seat) {
 	}
 }
 
-// leave passes the turn on; nil holds none.
+// leave releases the locks; nil holds none.
 func (t *turns) leave(held *turn) {
 	if held == nil {
 		return

@@ -11,8 +11,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// typedList builds the kind's list type. The item structs are copied, what hangs
-// below them is shared; items carry no apiVersion and kind, as in Kubernetes.
+// typedList returns the kind's list type. It copies the item structs; nested data is shared. Items
+// have no apiVersion and kind, as in Kubernetes.
 func typedList(k *api.Kind, lm metav1.ListMeta, items []api.Object) (runtime.Object, error) {
 	list := k.Ops.List(items)
 	m, err := meta.ListAccessor(list)

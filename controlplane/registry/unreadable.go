@@ -18,24 +18,25 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Unreadable is a stored value that is no object of its kind. It is not shown in
-// lists and watches, which name it in a warning; reading or changing it is a 500,
-// and it can be deleted.
+// Unreadable is a stored value that cannot be decoded as an object of its kind. Lists and watches
+// omit it, and lists name it in a warning. Reading or changing it returns a 500. It can be deleted.
 type Unreadable struct {
 	Kind      *api.Kind
 	Namespace string
 	Name      string
-	Key       string // in the store
+	Key       string // key in the store
 	Revision  raftstore.Revision
 	Reason    string
-	Seen      time.Time // when this replica came upon it
-	// Dropped is the version of the stored value if its CustomResourceDefinition no longer has that version; otherwise "".
+	Seen      time.Time // when this replica detected it
+	// Dropped is the version of the stored value if its CustomResourceDefinition no longer has
+	// that version; otherwise "".
 	Dropped string
 
-	short string // the key below the storage's prefix
+	short string // key relative to the storage's prefix
 }
 
-// unreadables are those of one storage by short key; nil is none. It never changes.
+// unreadables is an immutable set of one storage's unreadable values, by short key. A nil map is
+// empty.
 type unreadables struct {
 	byKey *btree.Map[string, *Unreadable]
 }
@@ -69,8 +70,8 @@ func (u unreadables) get(key string) *Unreadable {
 	return one
 }
 
-// within returns those that a filter's key range holds. Selectors do not count:
-// what they would select is not known.
+// within returns the unreadable values in a filter's key range. Selectors are ignored, because they
+// cannot be evaluated.
 func (u unreadables) within(f *filter) []*Unreadable {
 	if u.byKey == nil {
 		return nil
@@ -100,7 +101,7 @@ func (c *cache) unreadable(sc *storageCache, key string, it raftstore.Item, err 
 	return u
 }
 
-// Unreadable returns everything in the store that belongs to a kind and cannot be read.
+// Unreadable returns all stored values of served kinds that cannot be decoded, sorted by key.
 func (r *Registry) Unreadable() []Unreadable {
 	var out []Unreadable
 	for _, sc := range r.cache.routes.Load().byStorage {
@@ -115,7 +116,7 @@ func (r *Registry) Unreadable() []Unreadable {
 	return out
 }
 
-// Remedy says what a person can do about it.
+// Remedy returns instructions for the administrator.
 func (u *Unreadable) Remedy() string {
 	in := ""
 	if u.Namespace != "" {
@@ -130,7 +131,7 @@ func (u *Unreadable) Remedy() string {
 		u.Kind.Resource, u.Name, in)
 }
 
-// state describes what is wrong with the stored value.
+// state returns a description of the defect, for messages.
 func (u *Unreadable) state() string {
 	if u.Dropped != "" {
 		return fmt.Sprintf("is of version %q, which the CustomResourceDefinition no longer has", u.Dropped)
@@ -138,14 +139,14 @@ func (u *Unreadable) state() string {
 	return "is damaged: " + u.Reason
 }
 
-// error is the answer to whoever asks for the object itself.
+// error returns the error of a request for the object itself.
 func (u *Unreadable) error() error {
 	return newStatus(http.StatusInternalServerError, metav1.StatusReasonInternalError, fmt.Sprintf(
 		"%s %q cannot be read: the value stored under %s at revision %d %s; %s",
 		u.Kind.Resource, u.Name, u.Key, u.Revision, u.state(), u.Remedy()), 0)
 }
 
-// stub stands for the object where only its name matters.
+// stub returns an empty object with the name, for uses that need only the name.
 func (u *Unreadable) stub() api.Object {
 	obj := u.Kind.New()
 	u.Kind.SetTypeMeta(obj)
@@ -155,10 +156,10 @@ func (u *Unreadable) stub() api.Object {
 	return obj
 }
 
-// namesWarned bounds how many objects a warning names.
+// namesWarned bounds the number of object names in a warning.
 const namesWarned = 3
 
-// warnUnreadable names to a lister what its list leaves out.
+// warnUnreadable adds a warning to a list response about the omitted objects.
 func warnUnreadable(ctx context.Context, k *api.Kind, left []*Unreadable) {
 	if len(left) == 0 {
 		return
@@ -175,9 +176,9 @@ func warnUnreadable(ctx context.Context, k *api.Kind, left []*Unreadable) {
 		len(left), k.Resource, strings.Join(names, ", "), more))
 }
 
-// deleteUnreadable removes what change has found to be unreadable. Its finalizers and
-// grace period are not known and hold nothing; a uid is not known either, so
-// who asks for one is refused.
+// deleteUnreadable deletes an unreadable object. Its finalizers and grace period are unknown and do
+// not delay the deletion. A request with a UID precondition is rejected, because the UID is
+// unknown.
 func (w *write) deleteUnreadable(ctx context.Context, u *Unreadable) (runtime.Object, bool, error) {
 	stub := u.stub()
 	if p := w.req.Delete.Preconditions; p != nil {
@@ -219,7 +220,7 @@ func (w *write) deleteUnreadable(ctx context.Context, u *Unreadable) (runtime.Ob
 	return at(u.Kind, stub, rev), true, nil
 }
 
-// releaseAll gives back everything that the holder has reserved.
+// releaseAll returns the operations that delete all reservations of a holder, given by its key.
 func (r *Registry) releaseAll(holder string) []raftstore.Op {
 	var ops []raftstore.Op
 	r.cache.reserved.Load().Scan(func(res, by string) bool {

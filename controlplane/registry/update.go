@@ -13,9 +13,10 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Update replaces an object or a facet of it. With a resourceVersion it replaces exactly that state (409 otherwise);
-// without one it replaces whatever is stored, unless the kind is Conditional (422). A missing object is a 404, or is
-// created where the kind CreatesByUpdate. What would store the same again stores nothing.
+// Update replaces an object or the part of a subresource. With a resourceVersion it replaces
+// exactly that state (else 409). Without one it replaces any state, unless the kind is Conditional
+// (422). A missing object is a 404, or is created if the kind has CreatesByUpdate. An update
+// without a change writes nothing.
 func (r *Registry) Update(ctx context.Context, req *api.Request, a Admission) (obj runtime.Object, created bool, err error) {
 	w, err := r.newWrite(ctx, req, a, req.Update.DryRun, req.Update.FieldManager)
 	if err != nil {
@@ -48,8 +49,9 @@ func (r *Registry) Update(ctx context.Context, req *api.Request, a Admission) (o
 	return stored, false, err
 }
 
-// replaceOrCreate replaces the object, or makes it where none exists. Then the resourceVersion in the body counts for
-// nothing, but an uid still names an object that is not there.
+// replaceOrCreate replaces the object, or creates it if it does not exist. A creation ignores the
+// resourceVersion in the body. A UID in the body is a conflict then, because it names an object
+// that does not exist.
 func (w *write) replaceOrCreate(ctx context.Context, f facet, obj api.Object) (api.Object, bool, error) {
 	ctx, cancel := w.r.bounded(ctx)
 	defer cancel()
@@ -70,15 +72,16 @@ func (w *write) replaceOrCreate(ctx context.Context, f facet, obj api.Object) (a
 		if !apierrors.IsAlreadyExists(err) || ctx.Err() != nil {
 			return nil, false, err
 		}
-		// Somebody created it in between: replace theirs.
+		// Another client created it meanwhile: replace that object.
 	}
 }
 
-// replace puts obj in the place of what is stored.
+// replace replaces the stored object by obj.
 func (w *write) replace(ctx context.Context, f facet, obj api.Object) (api.Object, error) {
 	req := w.req
-	// Admission changes what it is given; a second attempt must start from the client's object. At one state only there
-	// is a second attempt when other objects came between: that may start from what admission made before.
+	// Admission modifies its input, so a retry must start from a copy of the client's object. With
+	// a resourceVersion, a retry happens only because other objects changed, and may start from the
+	// result of the earlier admission.
 	version := obj.GetResourceVersion()
 	again := version == "" || req.Kind.Reservations != nil || req.Kind.CreatesByUpdate
 	stored, _, err := w.change(ctx, w.updateStep(f, func(cur current) (proposal, error) {
@@ -102,21 +105,22 @@ func (w *write) replace(ctx context.Context, f facet, obj api.Object) (api.Objec
 	return stored, nil
 }
 
-// unconditional refuses an update that does not say what it replaces, in the words of Kubernetes, which puts the
-// resource where the kind should be.
+// unconditional returns the error for an update without a required resourceVersion. As in
+// Kubernetes, it has the resource in place of the kind.
 func unconditional(req *api.Request) error {
 	of := schema.GroupKind{Group: req.Kind.GVK.Group, Kind: req.Kind.Resource}
 	at := field.NewPath("metadata", "resourceVersion")
 	return apierrors.NewInvalid(of, req.Name, field.ErrorList{field.Invalid(at, uint64(0), "must be specified for an update")})
 }
 
-// otherUID refuses a write that names another object than that which has its name; have is "" where none exists.
+// otherUID returns the conflict of a write with the UID want for an object with the UID have ("" if
+// it does not exist).
 func otherUID(req *api.Request, want, have types.UID) error {
 	return apierrors.NewConflict(req.Kind.GroupResource(), req.Name,
 		fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", want, have))
 }
 
-// checkReplacement refuses an object that is not the one named by the request.
+// checkReplacement sets a missing name, and rejects an object that the request does not name.
 func (w *write) checkReplacement(obj api.Object) error {
 	if err := w.checkNamespace(obj); err != nil {
 		return err
@@ -130,9 +134,10 @@ func (w *write) checkReplacement(obj api.Object) error {
 	return nil
 }
 
-// Modify is read-modify-write of one stored object, retried on conflict unless change returns an error:
-// for subresources with rules of their own (eviction). change receives a copy of the stored object.
-// The request's subresource is not interpreted; what change leaves equal is not written.
+// Modify reads, changes and writes one stored object. It is used for subresources with their own
+// rules (eviction), and retries on conflict unless change returns an error. change receives a copy
+// of the stored object. The request's subresource is not interpreted. If nothing changed, nothing
+// is written.
 func (r *Registry) Modify(ctx context.Context, req *api.Request, a Admission, change func(obj api.Object) error) (api.Object, error) {
 	return r.modify(ctx, req, a, func(cur current) (proposal, error) {
 		next := cur.obj.DeepCopyObject().(api.Object)
@@ -143,8 +148,9 @@ func (r *Registry) Modify(ctx context.Context, req *api.Request, a Admission, ch
 	})
 }
 
-// ModifyBy is Modify by a body of its own (a Binding): admission judges that as something that is created, and may
-// change it; then change writes it into a copy of the stored object.
+// ModifyBy is Modify for a request with its own body (a Binding). Admission treats the body as an
+// object to be created, and may modify it. Then change writes the body into a copy of the stored
+// object.
 func (r *Registry) ModifyBy(
 	ctx context.Context, req *api.Request, a Admission, body runtime.Object, change func(obj api.Object, body runtime.Object) error,
 ) (api.Object, error) {
@@ -171,7 +177,7 @@ func (r *Registry) modify(
 	return obj, err
 }
 
-// facet is the part of an object that an update may change.
+// facet is the part of an object that an update may change: the object itself or a subresource.
 type facet struct {
 	name    string // of the subresource; "" is the object itself
 	prepare func(obj, old api.Object)
@@ -179,7 +185,7 @@ type facet struct {
 	merge   func(obj api.Object, body runtime.Object) error
 }
 
-// facet finds the rules of the request's subresource.
+// facet returns the update rules of the request's subresource.
 func (w *write) facet() (facet, error) {
 	k, name := w.req.Kind, w.req.Subresource
 	f := facet{name: name}
@@ -201,8 +207,8 @@ func (w *write) facet() (facet, error) {
 	return f, nil
 }
 
-// proposeBody lets a facet with a body of its own (scale) write into a copy of cur. A resourceVersion in the body is a
-// precondition, as on the object itself. The body is the proposal's to change.
+// proposeBody merges the body of a subresource with its own type (scale) into a copy of cur. A
+// resourceVersion in the body is a precondition. The proposal may modify the body.
 func (w *write) proposeBody(f facet, cur current, body runtime.Object) (proposal, error) {
 	if m, ok := body.(interface{ GetResourceVersion() string }); ok {
 		if v := m.GetResourceVersion(); v != "" && v != cur.obj.GetResourceVersion() {
@@ -213,8 +219,8 @@ func (w *write) proposeBody(f facet, cur current, body runtime.Object) (proposal
 	return proposal{obj: next, body: body, old: f.view(cur.obj), merge: f.merge, op: api.Update}, f.merge(next, body)
 }
 
-// updateStep makes the rules of an update around propose: the managers of what is proposed, admission's changes, then
-// what no client may set, and the judgement of the whole.
+// updateStep wraps propose with the rules of an update: it tracks managers, runs mutating
+// admission, resets fields that clients may not set, and validates the result.
 func (w *write) updateStep(f facet, propose func(cur current) (proposal, error)) step {
 	return func(ctx context.Context, cur current) (outcome, error) {
 		p, err := propose(cur)
@@ -247,7 +253,8 @@ func (w *write) updateStep(f facet, propose func(cur current) (proposal, error))
 				return outcome{}, err
 			}
 		}
-		// A bind is a step of the apply that made the pod, not a wish of its own.
+		// A bind continues the request that created the pod, so it changes neither generation nor
+		// trace.
 		binds, desired := w.req.Subresource == "binding", false
 		if binds {
 			obj.SetGeneration(cur.obj.GetGeneration())
@@ -259,7 +266,8 @@ func (w *write) updateStep(f facet, propose func(cur current) (proposal, error))
 	}
 }
 
-// settle gives a wanted object what it cannot choose, and its defaults, and removes the fields that Kubernetes drops.
+// settle sets the type and immutable metadata of the new object, applies defaults, and removes the
+// fields that Kubernetes drops.
 func (w *write) settle(f facet, obj, old api.Object) {
 	w.req.Kind.SetTypeMeta(obj)
 	keepMeta(obj, old)
@@ -268,7 +276,7 @@ func (w *write) settle(f facet, obj, old api.Object) {
 	w.req.Kind.Answers.Drop(obj, old)
 }
 
-// admitted is the proposed object as the mutating stage leaves it.
+// admitted returns the proposed object after mutating admission.
 func (w *write) admitted(ctx context.Context, f facet, p proposal, cur current) (api.Object, error) {
 	a := &w.attempt
 	if w.a != nil {
@@ -288,7 +296,8 @@ func (w *write) admitted(ctx context.Context, f facet, p proposal, cur current) 
 	return obj, nil
 }
 
-// prepare takes back what a client may not set, whoever has set it. Who owns which field has been recorded.
+// prepare resets the fields that a client may not set, whichever component has set them. The
+// managedFields stay as tracked.
 func (w *write) prepare(f facet, obj, old api.Object) {
 	if f.prepare == nil {
 		return
@@ -300,8 +309,8 @@ func (w *write) prepare(f facet, obj, old api.Object) {
 	obj.SetResourceVersion(old.GetResourceVersion())
 }
 
-// track records what the manager changed, unless server-side apply has done so. A write to a facet changes nothing else:
-// nobody comes to own what it states besides.
+// track records the fields that the manager changed, unless server-side apply has done it. For a
+// subresource, it first resets all other fields, so that the manager does not own them.
 func (w *write) track(f facet, obj, old api.Object) {
 	if w.applied {
 		return

@@ -17,37 +17,36 @@ import (
 )
 
 const (
-	watchChunk    = 128       // events that a watcher takes at once ...
-	watchBytes    = 256 << 10 // ... unless they are large: what it has taken stays in memory until it is read
+	watchChunk    = 128       // maximum number of events that a watcher reads at once
+	watchBytes    = 256 << 10 // maximum bytes of them, because they stay in memory until delivered
 	bookmarkEvery = time.Minute
 )
 
-// Watcher is a running watch. It owns no goroutine and no queue: it is a place
-// in the kind's history, read at the reader's pace. A reader so slow that the
-// history has moved on gets an error event (410) and the end, as soon as it has:
-// what it has not read is let go. So all watches together keep nothing alive but
-// what the history does, and the few events before its beginning.
+// Watcher is a running watch. It has no goroutine and no queue of its own: it is a position in the
+// storage's history, read at the client's pace. If the history drops events that the client has not
+// read, the watch ends at once with an error event (410), and unread events are discarded. So all
+// watches together keep only the history in memory, plus the few events that each has read ahead.
 //
 // Read it with Next from one goroutine, or through ResultChan, not both.
 type Watcher struct {
 	of        *served
 	filter    *filter
-	after     raftstore.Revision // deliver what is later than this
+	after     raftstore.Revision // deliver changes after this revision
 	bookmarks bool
 
 	next     uint64        // number of the next event; under of.mu
-	epoch    uint64        // of the storage when the watch began
-	lost     chan struct{} // closed, under of.mu, when the history has moved on beyond next
+	epoch    uint64        // epoch of the storage when the watch started
+	lost     chan struct{} // closed, under of.mu, when the history has dropped event next
 	whenLost func()        // under of.mu; may be nil
 	wake     chan struct{} // capacity 1
 
-	initial    []*entry           // synthetic ADDED events still to deliver
-	initialEnd raftstore.Revision // announce the end of the initial events at this revision; 0 = no
+	initial    []*entry           // synthetic ADDED events to deliver
+	initialEnd raftstore.Revision // revision of the bookmark after the initial events; 0 = none
 	queue      []watch.Event      // ready to be delivered
-	foreign    []foreign          // those of the queue that are not of the kind's version
+	foreign    []foreign          // items of queue that must be converted
 	ended      bool
 
-	wanted map[*entry]api.Object // of the events being queued, by a filter with a late part
+	wanted map[*entry]api.Object // converted objects of the events being queued, if the filter has a late selector
 
 	nextBookmark time.Time
 	deadline     time.Time // zero = none
@@ -55,24 +54,26 @@ type Watcher struct {
 	stop    sync.Once
 	stopped chan struct{}
 	hook    sync.Mutex
-	unhook  func() bool // from the context that began the watch; under hook
+	unhook  func() bool // stops the AfterFunc of the watch's context; under hook
 	pump    sync.Once
 	results chan watch.Event
 }
 
 var _ watch.Interface = (*Watcher)(nil)
 
-// position is where a watch begins.
+// position is where a watch starts.
 type position struct {
-	after   raftstore.Revision // live events later than this
-	initial bool               // deliver the present state first
-	endMark bool               // and announce its end
-	// future is the revision of the store where it has not come to after: a restore has taken back what the client has
-	// seen. A watch from there would swallow everything until the store has passed it, so it is 410.
+	after   raftstore.Revision // deliver events after this revision
+	initial bool               // deliver the current state first
+	endMark bool               // and a bookmark after it
+	// future is the store's revision if after is newer, because a restore has undone changes that
+	// the client has seen. The watch then fails with a 410, because it would miss all changes until
+	// the store has passed after.
 	future raftstore.Revision
 }
 
-// newWatcher begins a watch. An expired position gives a watcher that delivers the error, as in Kubernetes.
+// newWatcher starts a watch. With an expired position, the watcher delivers the error, as in
+// Kubernetes.
 func (s *served) newWatcher(ctx context.Context, f *filter, p position, o *metav1.ListOptions) *Watcher {
 	w := &Watcher{
 		of: s, filter: f, after: p.after, bookmarks: o.AllowWatchBookmarks,
@@ -95,7 +96,7 @@ func (w *Watcher) begin(p position) {
 		w.endWith(expired(fmt.Sprintf("resource version %d is of a time that was taken back: the store is at %d", p.after, p.future)))
 		return
 	}
-	// State and place in history are taken under the lock that changes both: no gap and no overlap.
+	// Read the state and the history's end under the lock that guards both: no gap and no overlap.
 	of.mu.Lock()
 	w.epoch = of.epoch
 	s, rev := of.state()
@@ -124,7 +125,7 @@ func (w *Watcher) begin(p position) {
 	}
 }
 
-// fail ends the watch with the error that makes a client list again.
+// fail ends the watch with the error (410) that makes a client list again.
 func (w *Watcher) fail(have, oldest raftstore.Revision) {
 	w.endWith(expired(fmt.Sprintf("too old resource version: %d (%d)", have, oldest)))
 }
@@ -157,7 +158,7 @@ func (w *Watcher) push(t watch.EventType, e *entry, status *metav1.Status) {
 	w.queue = append(w.queue, ev)
 }
 
-// convert brings what is queued into the version of the kind. When that fails, the watch does.
+// convert converts the queued objects to the kind's version. On an error, the watch ends.
 func (w *Watcher) convert(ctx context.Context) {
 	if len(w.foreign) == 0 {
 		return
@@ -176,7 +177,7 @@ func (w *Watcher) convert(ctx context.Context) {
 	}
 }
 
-// Next waits for the next event. ok is false when the watch has ended or ctx has.
+// Next waits for the next event. ok is false if the watch or ctx has ended.
 func (w *Watcher) Next(ctx context.Context) (ev watch.Event, ok bool) {
 	for {
 		if !w.ended && isClosed(w.lost) {
@@ -209,7 +210,7 @@ func (w *Watcher) Next(ctx context.Context) (ev watch.Event, ok bool) {
 	}
 }
 
-// Queued says that Next has an event without waiting. It is for the reader.
+// Queued reports whether Next can return an event without waiting. Only the reader may call it.
 func (w *Watcher) Queued() bool { return len(w.queue) > 0 && !isClosed(w.lost) }
 
 func (w *Watcher) queueInitial(ctx context.Context) {
@@ -229,14 +230,14 @@ func (w *Watcher) queueInitial(ctx context.Context) {
 	}
 }
 
-// collect queues events from history. It returns false, and leaves the watcher
-// parked, when none exist.
+// collect reads events from the history into the queue. If there are none, it parks the watcher and
+// returns false.
 func (w *Watcher) collect(ctx context.Context) bool {
 	of := w.of
 	var found [watchChunk]*event
 	of.mu.Lock()
 	if of.isParked(w) {
-		w.next = of.history.end() // by an old token in wake, or at the end: what came meanwhile did not concern it
+		w.next = of.history.end() // woken by an old token, or already at the end: the events meanwhile did not concern it
 	}
 	if w.epoch != of.epoch {
 		floor := of.history.floor
@@ -277,14 +278,14 @@ func (w *Watcher) collect(ctx context.Context) bool {
 	return n > 0
 }
 
-// change is an event with those of its objects that the filter has to see.
+// change is an event with the entries that the filter must evaluate.
 type change struct {
 	*event
-	cur, prev *entry // nil when out of the filter's range
-	had       bool   // there is a prev that the filter shows without seeing it
+	cur, prev *entry // nil if outside the filter's range
+	had       bool   // prev matches the filter without evaluation
 }
 
-// look finds the objects of events that may concern the watch.
+// look returns the changes that may concern the watch, with their entries.
 func (w *Watcher) look(events []*event) ([]change, error) {
 	var changes []change
 	for _, ev := range events {
@@ -313,7 +314,7 @@ func (w *Watcher) look(events []*event) ([]change, error) {
 	return changes, nil
 }
 
-// atOnce is how many of the events a watcher takes: at least one.
+// atOnce returns the events that a watcher reads at once: at least one, up to watchBytes.
 func atOnce(events []*event) []*event {
 	var bytes int
 	for i, ev := range events {
@@ -324,8 +325,8 @@ func atOnce(events []*event) []*event {
 	return events
 }
 
-// translate queues what the filter shows of a change: an object that begins to
-// match is added, one that ceases to match is deleted.
+// translate queues the event of a change as seen through the filter: ADDED for an object that
+// starts to match, DELETED for an object that stops matching.
 func (w *Watcher) translate(c change) {
 	now := !c.deleted && c.cur != nil && w.wants(c.cur)
 	before := c.had || (c.prev != nil && w.wants(c.prev))
@@ -348,7 +349,7 @@ func (w *Watcher) wakeUp() {
 	}
 }
 
-// sleep waits until there is something to do; false when the wait was given up.
+// sleep waits for an event, bookmark or end. It returns false if ctx has ended.
 func (w *Watcher) sleep(ctx context.Context) bool {
 	until := w.deadline
 	if w.bookmarks && (until.IsZero() || w.nextBookmark.Before(until)) {
@@ -361,17 +362,18 @@ func (w *Watcher) sleep(ctx context.Context) bool {
 		alarm = t.C
 	}
 	select {
-	case <-w.wake: // whoever woke us has unparked us
+	case <-w.wake: // rouse has already unparked the watcher
 		return true
 	case <-alarm:
 		w.onAlarm(time.Now())
 	case <-w.of.cache.done:
 		w.ended = true
 	case <-w.of.gone:
-		if w.collect(ctx) { // what was published before, at the same moment for us
+		if w.collect(ctx) { // deliver the events that were published before the end
 			return true
 		}
-		// It has been told everything that happened before. A client lists again, and learns that there is no such resource.
+		// All earlier events were delivered. The client lists again and gets the error that the
+		// resource does not exist.
 		w.endWith(expired(fmt.Sprintf("%s is not served any more", w.of.kind.GroupResource())))
 	case <-w.stopped:
 	case <-ctx.Done():
@@ -386,8 +388,8 @@ func (w *Watcher) unpark() {
 	w.of.mu.Unlock()
 }
 
-// WhenLost has f called, once and on a goroutine of its own, when the reader has been so slow that the history has moved
-// on: who waits for a client to take an event can give it up then.
+// WhenLost makes f run once, in its own goroutine, when the history has dropped events that the
+// reader has not read. A server that waits for a slow client can then stop waiting.
 func (w *Watcher) WhenLost(f func()) {
 	w.of.mu.Lock()
 	defer w.of.mu.Unlock()
@@ -398,7 +400,7 @@ func (w *Watcher) WhenLost(f func()) {
 	w.whenLost = f
 }
 
-// lose tells the reader that it was too slow. the lock of the storage is held.
+// lose marks the watch as lost. The lock of the storage is held.
 func (w *Watcher) lose() {
 	close(w.lost)
 	if w.whenLost != nil {
@@ -406,7 +408,7 @@ func (w *Watcher) lose() {
 	}
 }
 
-// onAlarm sends a bookmark, and ends the watch at its deadline.
+// onAlarm queues a bookmark, and ends the watch at its deadline.
 func (w *Watcher) onAlarm(now time.Time) {
 	w.ended = !w.deadline.IsZero() && !now.Before(w.deadline)
 	if !w.bookmarks {
@@ -417,7 +419,7 @@ func (w *Watcher) onAlarm(now time.Time) {
 	w.of.mu.Lock()
 	caughtUp := w.of.isParked(w)
 	w.of.mu.Unlock()
-	// Still parked after the progress was read: nothing up to it is undelivered.
+	// It was still parked after the progress was read, so it has delivered everything up to it.
 	if caughtUp && rev >= w.after {
 		w.queueBookmark(rev, false)
 	}
@@ -468,7 +470,7 @@ func (w *Watcher) deliver() {
 		}
 		w.drain()
 		if !w.ended {
-			continue // what comes next is the error
+			continue // the next event is the error
 		}
 		select {
 		case w.results <- ev:
@@ -478,7 +480,7 @@ func (w *Watcher) deliver() {
 	}
 }
 
-// drain drops what has not been read.
+// drain discards the results that have not been read.
 func (w *Watcher) drain() {
 	for {
 		select {

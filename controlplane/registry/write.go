@@ -16,24 +16,24 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// write is one call that changes one object.
+// write is the state of one request that changes one object.
 type write struct {
 	*served
 	r   *Registry
 	req *api.Request
 	a   Admission
-	key string // below the storage's prefix
+	key string // relative to the storage's prefix
 
 	dryRun  bool
 	manager string // field manager of this write
-	applied bool   // server-side apply has recorded the managers itself
-	// attempt is what admission judges, new for each state of the store that is tried.
+	applied bool   // server-side apply has already set the managers
+	// attempt is the input of admission; reset for each try.
 	attempt api.Attempt
-	// lost counts the attempts that failed because other objects than the written one changed.
+	// lost counts the tries that failed because other objects than the written one changed.
 	lost int
-	// absent says that there was no object when the last step was to be taken.
+	// absent is set if the object did not exist at the last step.
 	absent bool
-	// broken is what was found in the object's place by the attempt that failed; nil when it could be read.
+	// broken is the unreadable value found in the object's place; nil if it could be read.
 	broken *Unreadable
 }
 
@@ -60,30 +60,29 @@ func wantsDryRun(options []string) (bool, error) {
 	return len(options) > 0, nil
 }
 
-// fullKey is the key of the object in the store.
+// fullKey returns the key of the object in the store.
 func (w *write) fullKey() string { return w.storage.Prefix + w.key }
 
-// outcome is what a step decided about the stored object.
+// outcome is the decision of a step about the stored object.
 type outcome struct {
-	obj     api.Object // the new state; nil = leave the object as it is
-	differs bool       // from the stored one, by more than times, as far as that is known already
-	remove  bool       // delete it; obj, when set, is the state that was to be written
-	value   []byte     // obj as it will be stored
+	obj     api.Object // new state; nil = leave the object as it is
+	differs bool       // known to differ from the stored object by more than times
+	remove  bool       // delete the object; obj, if set, is the last state
+	value   []byte     // stored form of obj
 }
 
-// current is what is stored, as a write sees it: in the version of its kind.
+// current is the stored object in the version of the write's kind.
 type current struct {
 	*entry
 	obj api.Object
 }
 
-// step computes a new state from the stored one. cur is shared: copy it before changing anything.
+// step computes a new state from the stored one. cur is shared: copy it before changing it.
 type step func(ctx context.Context, cur current) (outcome, error)
 
-// change is read-modify-write of an existing object. It starts from the cache as
-// it is, without asking the store; only when that leads to a refusal or to
-// nothing to do, or when the commit conflicts, is the newest state read and the
-// step taken again. It returns the object as it is stored now.
+// change reads, modifies and writes an existing object. It starts from the cached state. It reads
+// the newest state and repeats the step only if the step fails or changes nothing, or if the commit
+// conflicts. It returns the stored object.
 func (w *write) change(ctx context.Context, next step) (obj api.Object, removed bool, err error) {
 	ctx, cancel := w.r.bounded(ctx)
 	defer cancel()
@@ -94,7 +93,7 @@ func (w *write) change(ctx context.Context, next step) (obj api.Object, removed 
 	for {
 		cur, out, err := w.decide(ctx, stored, next)
 		if err != nil || (out.obj == nil && !out.remove) {
-			// True of what was looked at; is that the newest state?
+			// The result holds for the cached state: check that this is the newest state.
 			if again, e := w.outdated(ctx, &stored, &newest); e != nil {
 				return nil, false, statusError(e, describe(w.req))
 			} else if again {
@@ -124,7 +123,8 @@ func (w *write) look() *entry {
 	return e
 }
 
-// outdated reads the newest state, once, and says whether cur was an older one.
+// outdated reads the newest state, unless it was read before, and reports whether it differs from
+// cur. It updates cur.
 func (w *write) outdated(ctx context.Context, cur **entry, newest *bool) (bool, error) {
 	if *newest {
 		return false, nil
@@ -140,7 +140,8 @@ func (w *write) outdated(ctx context.Context, cur **entry, newest *bool) (bool, 
 	return changed, nil
 }
 
-// decide takes one step from what is stored. An outcome that would store the same bytes again is none.
+// decide runs one step on the stored object. If the result would store the same bytes, the outcome
+// is empty.
 func (w *write) decide(ctx context.Context, stored *entry, next step) (cur current, out outcome, err error) {
 	if w.broken != nil {
 		return cur, out, w.broken.error()
@@ -171,7 +172,8 @@ func (w *write) perform(ctx context.Context, cur current, out outcome) (api.Obje
 	return w.commitPut(ctx, out.obj, out.value, cur)
 }
 
-// encode returns the stored form: everything but the resourceVersion. stored is what it replaces; nil is nothing.
+// encode returns the stored form of obj, without its resourceVersion. stored is the replaced entry,
+// or nil.
 func (w *write) encode(ctx context.Context, obj api.Object, stored *entry) ([]byte, error) {
 	obj.SetResourceVersion("")
 	if w.kind.GVK != w.storage.Hub.GVK {
@@ -192,8 +194,8 @@ func (w *write) encode(ctx context.Context, obj api.Object, stored *entry) ([]by
 	return value, nil
 }
 
-// commitPut stores obj over cur, or as a new object when cur is nothing, together
-// with the reservations that change. The precondition is the state that was read.
+// commitPut stores obj and updates its reservations. It replaces cur, which must still be the
+// stored state, or creates a new object if cur is empty.
 func (w *write) commitPut(ctx context.Context, obj api.Object, value []byte, cur current) (api.Object, error) {
 	full := w.fullKey()
 	op := raftstore.Create(full, value)
@@ -223,8 +225,8 @@ func (w *write) commitPut(ctx context.Context, obj api.Object, value []byte, cur
 	return w.stored(obj, rev), nil
 }
 
-// stored returns obj as it is at rev: the cached one, so that its encodings are
-// shared, when the cache is there already.
+// stored returns obj as stored at revision rev. It returns the cached object if the cache already
+// has it, to share its encodings.
 func (w *write) stored(obj api.Object, rev raftstore.Revision) api.Object {
 	if e := w.get(w.key); e != nil && e.rev == rev && w.direct(e) {
 		return e.obj
@@ -232,8 +234,8 @@ func (w *write) stored(obj api.Object, rev raftstore.Revision) api.Object {
 	return at(w.req.Kind, obj, rev)
 }
 
-// commitDelete removes cur and releases what it reserved. The result is the last
-// state at the revision of the deletion.
+// commitDelete removes cur and its reservations. It returns the last state, with the revision of
+// the deletion.
 func (w *write) commitDelete(ctx context.Context, cur current, last api.Object) (api.Object, error) {
 	if last == nil {
 		last = cur.obj
@@ -256,8 +258,8 @@ func (w *write) commitDelete(ctx context.Context, cur current, last api.Object) 
 	return at(w.req.Kind, last, rev), nil
 }
 
-// commit proposes the ops. A conflict on a reservation is a refusal that names
-// the field, unless admission had picked the value.
+// commit commits the operations. A conflict on a reservation becomes an error that names the field,
+// unless admission had picked the value.
 func (w *write) commit(ctx context.Context, ops []raftstore.Op, obj api.Object) (raftstore.Revision, error) {
 	if isClosed(w.gone) || !w.r.kinds.Table().Has(w.kind) {
 		return 0, w.r.notServed(w.kind)
@@ -274,7 +276,7 @@ func (w *write) commit(ctx context.Context, ops []raftstore.Op, obj api.Object) 
 	return 0, err
 }
 
-// dryPut is the answer of a write that is not made.
+// dryPut returns the result of a dry-run write.
 func (w *write) dryPut(obj, old api.Object) (api.Object, error) {
 	if err := w.checkReservations(obj, old); err != nil {
 		return nil, err
