@@ -10,30 +10,31 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Asked is one who asks to be let into the cluster, or to stay there, for the record of it.
+// Asked describes a request to join the cluster or to renew a certificate, for the audit log.
 type Asked struct {
-	Method      string   // of the service, with its path
-	User        api.User // who has proved to be that
+	Method      string   // full gRPC method name, with the service's path
+	User        api.User // the authenticated user; anonymous until authentication has succeeded
 	Verb        string
-	Group       string // of the resource
+	Group       string // API group of Resource
 	Resource    string
 	Subresource string
-	Name        string // as what it wants to be let in; a client's word
-	Token       string // the id of the join token that was shown, good or not; "" = none
+	Name        string // name of the node or replica that the client claims; not verified
+	Token       string // ID of the join token in the request, valid or not; "" = no token
 	Source      string
 	Received    time.Time
 }
 
-// Answered is what came of it. Reason says more than the caller is told; it may be empty.
+// Answered is the result of a request. Reason is more detailed than the error that the caller gets;
+// it may be empty.
 type Answered struct {
 	Err    error
 	Reason string
 }
 
-// UserOfToken is who shows a good join token.
+// UserOfToken returns the user name under which the holder of a valid join token is audited.
 func UserOfToken(id string) api.User { return api.User{Name: "keelson:join-token:" + id} }
 
-// entry is the record of one request in the making.
+// entry is the audit entry of one request while the request is handled.
 type entry struct {
 	audit  func(Asked) (func(Answered), error)
 	asked  Asked
@@ -41,7 +42,7 @@ type entry struct {
 	reason string
 }
 
-// asks begins the record of a request; it is one of nobody until known is called.
+// asks starts the audit entry of a request. The entry has the anonymous user until known is called.
 func (s *Server) asks(ctx context.Context, a Asked) *entry {
 	if s.cfg.Audit == nil {
 		return &entry{}
@@ -54,7 +55,7 @@ func (s *Server) asks(ctx context.Context, a Asked) *entry {
 	return &entry{audit: s.cfg.Audit, asked: a}
 }
 
-// nodeAsked and replicaAsked are the enrolments.
+// nodeAsked and replicaAsked return the audit attributes of an enrolment under the given name.
 func nodeAsked(method, name string) Asked {
 	return Asked{Method: method, Verb: string(api.VerbCreate), Resource: "nodes", Subresource: "enrollment", Name: name}
 }
@@ -64,17 +65,18 @@ func replicaAsked(method, name string) Asked {
 		Subresource: "enrollment", Name: name}
 }
 
-// renewalAsked is that a node asks for another certificate.
+// renewalAsked returns the audit attributes of a node's request for a new client certificate.
 func renewalAsked(method, node string) Asked {
 	return Asked{Method: method, Verb: string(api.VerbUpdate), Resource: "nodes", Subresource: "certificate", Name: node}
 }
 
-// servingAsked is that a node asks for a certificate for its own HTTPS server.
+// servingAsked returns the audit attributes of a node's request for a serving certificate.
 func servingAsked(method, node string) Asked {
 	return Asked{Method: method, Verb: string(api.VerbUpdate), Resource: "nodes", Subresource: "servingcertificate", Name: node}
 }
 
-// known says who asks. An error means that it has to be recorded, and cannot be.
+// known sets the authenticated user and starts the audit event. It returns an error if the event
+// must be recorded and cannot be.
 func (r *entry) known(u api.User) error {
 	r.asked.User = u
 	return r.begin()
@@ -93,7 +95,7 @@ func (r *entry) begin() error {
 	return nil
 }
 
-// done ends the record.
+// done completes the audit event with the result err. It starts the event if known has not.
 func (r *entry) done(err error) {
 	if r.begin() == nil && r.answer != nil {
 		r.answer(Answered{Err: err, Reason: r.reason})

@@ -11,42 +11,44 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// objectSource is what an assignment is computed from.
+// objectSource is the state from which an assignment is computed: informer stores, references and
+// fan-out logs.
 type objectSource interface {
 	// lookup returns the present state of an object.
 	lookup(k key) (api.Object, bool)
-	// references lists what a node must hold besides an object because it holds that. It may become another list while the
-	// object stays as it is; then its key is marked.
+	// references lists the objects that a node must hold because it holds o. The list may change
+	// although o does not; o's key is then marked dirty.
 	references(o api.Object) []key
-	// encoded returns its wire form, shared.
+	// encoded returns the wire form of o. The result is shared and must not be modified.
 	encoded(k kind, o api.Object) (*fleetv1.Object, error)
-	// watch and unwatch say that changes of a referenced object matter from now on, or no more. After watch
-	// returned, every change marks the key dirty.
+	// watch and unwatch start and stop marking a referenced object. After watch has returned, every
+	// change of the object marks its key dirty.
 	watch(k key)
 	unwatch(k key)
-	// objects and peers tell what has changed of what every node is told (board.read).
+	// objects and peers read the changes of the objects that every node gets since reader.at, see
+	// board.read.
 	objects(reader) (now uint64, held bool, err error)
 	peers(reader) (now uint64, held bool, err error)
-	// wave is another number when it is time to look for peers.
+	// wave returns a counter that increases when the session has to read the peers again.
 	wave() uint64
 }
 
-// assignment knows what one agent holds and computes what it must be told next. It is a pure
-// function of the source's present state and the set of keys that may have changed: it
-// never cares which events led there. One goroutine uses it.
+// assignment tracks the objects that one agent holds and computes the next change to send. The
+// result depends only on the source's present state and on the keys that may have changed, not on
+// the order of events. It is not safe for concurrent use.
 type assignment struct {
 	node string
 	src  objectSource
-	has  resumption          // what the agent held when it came
-	read uint64              // of the objects that every node is told
-	met  uint64              // of peers
-	wave uint64              // when it looked for them
-	sent bool                // something, or that there is nothing
-	held map[key]*heldObject // of what it holds besides
-	refs map[key]int         // how many held objects reference the key
+	has  resumption          // the objects that the agent held when it connected
+	read uint64              // position in the log of objects that every node gets
+	met  uint64              // position in the log of peers
+	wave uint64              // value of objectSource.wave when peers were last read
+	sent bool                // true after the first step
+	held map[key]*heldObject // objects held besides those that every node gets
+	refs map[key]int         // number of held objects that reference the key
 
-	// echo tells, per pod, of a status that this node wrote itself: the step from one revision to the
-	// next need not be sent back to where it came from.
+	// echo reports whether this node itself caused the change of a pod's status from one revision
+	// to another. Such a change is not sent back to the node.
 	echo func(uid types.UID, from, to uint64) bool
 }
 
@@ -54,13 +56,13 @@ type heldObject struct {
 	uid      types.UID
 	revision uint64
 	refs     []key
-	stopping bool // a pod whose deletion the agent knows of
+	stopping bool // the agent has been sent the pod with a deletion timestamp
 }
 
-// resumption is what an agent says that it holds.
+// resumption describes the objects that an agent claims to hold when it connects.
 type resumption struct {
-	revision uint64  // of Services and EndpointSlices; 0 = none of them
-	peers    *digest // of other nodes; nil: it does not know peers, and is told of Nodes
+	revision uint64  // revision of its Services and EndpointSlices; 0 = none held
+	peers    *digest // digest of its peers; nil: the agent does not support peers and gets Nodes
 }
 
 func newAssignment(node string, src objectSource, has resumption) *assignment {
@@ -71,17 +73,18 @@ func newAssignment(node string, src objectSource, has resumption) *assignment {
 	}
 }
 
-// change is what one flush sends.
+// change is the content of one update to an agent.
 type change struct {
-	shared  [][]byte // fields of ObjectSets, encoded once for all sessions; each for a message of its own
-	held    bool     // the agent holds all peers
+	shared  [][]byte // encoded fields of ObjectSet, shared by all sessions; each element is a message of its own
+	held    bool     // the agent already holds all peers
 	upserts []*fleetv1.Object
 	deletes []*fleetv1.Ref
-	// stopping are the pods of which the agent learns by this change that they terminate.
+	// stopping lists the pods whose termination is new to the agent with this change.
 	stopping []types.UID
 }
 
-// step looks at the keys, at all that they newly lead to, and at what has changed for everyone.
+// step evaluates the given keys, the references that they add or drop, and the new changes of
+// objects that every node gets. It returns the resulting change.
 func (a *assignment) step(keys []key) (change, error) {
 	c, ups, err := a.everyones()
 	if err != nil {
@@ -137,22 +140,22 @@ func (a *assignment) step(keys []key) (change, error) {
 	}
 	c.upserts = a.ordered(ups)
 	for k, uid := range gone {
-		if a.held[k] == nil { // not taken up again by a later key of this step
+		if a.held[k] == nil { // not added again by a later key of this step
 			c.deletes = append(c.deletes, &fleetv1.Ref{Kind: kinds[k.kind].name, Namespace: k.namespace, Name: k.name, Uid: string(uid)})
 		}
 	}
 	return c, nil
 }
 
-// everyones reads on where it stopped the last time.
+// everyones reads the changes of objects that every node gets, from the last position.
 func (a *assignment) everyones() (c change, ups []upsert, err error) {
 	first := !a.sent
 	a.sent = true
-	var whole []key // of Nodes, for an agent that does not know peers
+	var whole []key // Nodes, for an agent that does not support peers
 	take := func(n *notice) {
 		k := n.key
 		switch {
-		case k.kind == kindNode && k.name == a.node: // held like what pods reference
+		case k.kind == kindNode && k.name == a.node: // the node's own Node is held like an object that pods reference
 		case n.wire == nil:
 			name := kinds[k.kind].name
 			if k.kind == kindNode && a.has.peers != nil {
@@ -187,7 +190,7 @@ func (a *assignment) everyones() (c change, ups []upsert, err error) {
 	for _, k := range whole {
 		o, ok := a.src.lookup(k)
 		if !ok {
-			continue // a later post says so
+			continue // deleted; a later log record carries the deletion
 		}
 		enc, err := a.src.encoded(k.kind, o)
 		if err != nil {
@@ -198,7 +201,7 @@ func (a *assignment) everyones() (c change, ups []upsert, err error) {
 	return c, ups, nil
 }
 
-// share adds what all sessions are sent alike.
+// share appends a field that is the same for all sessions, in messages of at most partBytes.
 func (c *change) share(wire []byte) {
 	last := len(c.shared) - 1
 	if last < 0 || len(c.shared[last])+len(wire) > partBytes {
@@ -212,7 +215,8 @@ type upsert struct {
 	obj *fleetv1.Object
 }
 
-// ordered sorts by kind, referenced kinds first, and drops what was withdrawn within the same step.
+// ordered sorts by kind, referenced kinds first. It omits objects that were dropped within the same
+// step.
 func (a *assignment) ordered(ups []upsert) []*fleetv1.Object {
 	slices.SortStableFunc(ups, func(x, y upsert) int { return cmp.Compare(x.key.kind, y.key.kind) })
 	out := make([]*fleetv1.Object, 0, len(ups))
@@ -224,7 +228,8 @@ func (a *assignment) ordered(ups []upsert) []*fleetv1.Object {
 	return out
 }
 
-// references are those of an object on this node: a volume leads to what attaches it here as well.
+// references returns the references of o on this node. For a PersistentVolume, that includes its
+// VolumeAttachment to this node.
 func (a *assignment) references(o api.Object) []key {
 	refs := a.src.references(o)
 	if v, ok := o.(*v1.PersistentVolume); ok {
@@ -235,7 +240,7 @@ func (a *assignment) references(o api.Object) []key {
 	return refs
 }
 
-// wants says whether this node must hold the object.
+// wants reports whether this node must hold the object.
 func (a *assignment) wants(k key, o api.Object) bool {
 	switch k.kind {
 	case kindPod:
@@ -250,8 +255,9 @@ func (a *assignment) wants(k key, o api.Object) bool {
 	return a.refs[k] > 0
 }
 
-// bound says whether a volume is that of a claim which the node holds. Anybody who makes claims may name any volume; which
-// claim gets it, and the Secrets by which it is mounted, the volume says.
+// bound reports whether the volume is bound to a claim that the node holds and that names the
+// volume. A claim alone is not enough: its author may name any volume. The volume decides which
+// claim it is bound to and which Secrets mount it.
 func (a *assignment) bound(k key, v *v1.PersistentVolume) bool {
 	by := v.Spec.ClaimRef
 	if by == nil {
@@ -261,7 +267,8 @@ func (a *assignment) bound(k key, v *v1.PersistentVolume) bool {
 	return claim != nil && (by.UID == "" || by.UID == claim.uid) && slices.Contains(claim.refs, k)
 }
 
-// volumesOf appends the volumes among the references of a claim: whether the node must hold one depends on the claim (bound).
+// volumesOf appends the PersistentVolumes in refs to keys. A claim's change can change whether the
+// node must hold them (bound).
 func volumesOf(refs, keys []key) []key {
 	for _, r := range refs {
 		if r.kind == kindPersistentVolume {
@@ -271,7 +278,8 @@ func volumesOf(refs, keys []key) []key {
 	return keys
 }
 
-// swapRefs counts the references of a changed object and appends to keys those to look at again.
+// swapRefs updates the reference counts when an object's references change from before to after. It
+// appends to keys the references that became used or unused.
 func (a *assignment) swapRefs(before, after, keys []key) []key {
 	for _, r := range after {
 		if a.refs[r]++; a.refs[r] == 1 {
@@ -289,7 +297,7 @@ func (a *assignment) swapRefs(before, after, keys []key) []key {
 	return keys
 }
 
-// release gives up every watch.
+// release stops all watches of the assignment.
 func (a *assignment) release() {
 	for r := range a.refs {
 		a.src.unwatch(r)
@@ -297,11 +305,12 @@ func (a *assignment) release() {
 	clear(a.refs)
 }
 
-// partBytes bounds one ObjectSet, well below gRPC's message limit.
+// partBytes bounds the size of one ObjectSet, well below gRPC's message limit.
 const partBytes = 1 << 20
 
-// parts cuts a change into ObjectSets; deletes travel with the last one, so that nothing is
-// withdrawn before what replaces it is there.
+// parts splits a change into ObjectSets. Deletions are in the last one, so that a replacement
+// arrives before the old object is removed. With full, the sets are marked as the complete
+// assignment.
 func (c change) parts(full bool) []*fleetv1.ObjectSet {
 	var (
 		sets []*fleetv1.ObjectSet
@@ -313,7 +322,7 @@ func (c change) parts(full bool) []*fleetv1.ObjectSet {
 	}
 	for _, raw := range c.shared {
 		set := &fleetv1.ObjectSet{Full: full}
-		set.ProtoReflect().SetUnknown(raw) // fields that are encoded already are sent as they are
+		set.ProtoReflect().SetUnknown(raw) // the fields are already encoded and are sent unchanged
 		sets = append(sets, set)
 	}
 	for _, o := range c.upserts {

@@ -7,29 +7,31 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// Authorities are whom nodes are to believe: the cluster's CA, and while it is exchanged another one beside it.
+// Authorities is the set of certificate authorities that nodes must trust: the cluster's CA and,
+// during a CA rotation, a second one.
 type Authorities interface {
-	// PEM is what a node that enrols is given.
+	// PEM returns the CA bundle for a node that enrols.
 	PEM() []byte
-	// Told is what nodes are told: the same, the id of the CA that signs, and what orders it in time.
+	// Told returns the CA bundle for connected nodes, the ID of the signing CA, and a time that
+	// orders successive values.
 	Told() (pem []byte, signs string, since int64)
-	// Changed is closed when Told is other than at the time of the call.
+	// Changed returns a channel that is closed when Told returns a new value.
 	Changed() <-chan struct{}
-	// Verifies says why a node's certificate is not good now.
+	// Verifies returns an error if a node's certificate is not signed by a trusted authority.
 	Verifies(leaf *x509.Certificate) error
 }
 
-// NodeAuthorities is what an agent says of the authorities by which it goes, by their ids.
+// NodeAuthorities lists the IDs of the authorities that an agent reports.
 type NodeAuthorities struct {
-	Silent   bool // its release does not say it
+	Silent   bool // the agent's release does not report authorities
 	Believes []string
-	Shows    []string // by which its certificates are
+	Shows    []string // issuers of the node's own certificates
 }
 
-// maxAuthorities is how many an agent may name: there are two at most.
+// maxAuthorities bounds the number of reported authorities; at most two exist at a time.
 const maxAuthorities = 8
 
-// NodeAuthorities are those of the nodes that have their session with this replica.
+// NodeAuthorities returns the reported authorities of all nodes with a session on this replica.
 func (s *Server) NodeAuthorities() map[string]NodeAuthorities {
 	out := map[string]NodeAuthorities{}
 	for _, x := range s.view.everySession() {
@@ -41,7 +43,7 @@ func (s *Server) NodeAuthorities() map[string]NodeAuthorities {
 	return out
 }
 
-// setAuthorities takes what the agent says; nil is nothing.
+// setAuthorities stores the authorities that the agent reported; nil = not reported.
 func (x *session) setAuthorities(a *fleetv1.Authorities) error {
 	if err := checkNames(append(a.GetBelieves(), a.GetShows()...)...); err != nil {
 		return err
@@ -57,7 +59,7 @@ func (x *session) setAuthorities(a *fleetv1.Authorities) error {
 	return nil
 }
 
-// trust is what the agent is told of the authorities; nil when it would not understand it.
+// trust returns the message with the trusted authorities, or nil if the agent does not support it.
 func (x *session) trust() *fleetv1.ControlMessage {
 	x.mu.Lock()
 	knows := x.authorities != nil
@@ -70,8 +72,9 @@ func (x *session) trust() *fleetv1.ControlMessage {
 		CaPem: pem, Signs: signs, SinceUnixMilli: since}}}
 }
 
-// keepTrust tells every session when the authorities change, and cuts the connections of those who are certified by one
-// that is believed no more. Agents that have another certificate come back at once.
+// keepTrust sends the trusted authorities to every session when they change. It also closes
+// connections whose certificate is no longer trusted. Agents with another certificate reconnect at
+// once.
 func (s *Server) keepTrust(ctx context.Context) error {
 	for {
 		changed := s.cfg.CA.Changed()

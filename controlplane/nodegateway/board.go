@@ -10,47 +10,50 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// board says of what every node is told which object changed when, and how it is told: each once, in the order of its last
-// change. A session remembers how far it has read and nothing else, so that what it costs does not grow with the cluster.
-// There are two: that of Services and EndpointSlices, which sessions read at once, and that of nodes, which they read when a
-// wave goes out.
+// board is a fan-out log of objects that every node gets. It holds the last change of each object,
+// in the order of changes, already encoded. A session keeps only its position in the log, so its
+// memory does not grow with the cluster.
+//
+// Two logs exist. Sessions read that of Services and EndpointSlices at once, and that of nodes in
+// batches (waves).
 type board struct {
-	most int // posts of objects that are gone
+	most int // maximum number of deletion records
 
 	mu    sync.Mutex
-	at    uint64 // of the newest post; the first is 1
+	at    uint64 // position of the newest record; the first is 1
 	posts map[key]*list.Element
 	order *list.List // of post, oldest change first
-	gone  list.List  // of the elements of order whose objects are gone, the oldest first
-	floor uint64     // who has not read so far does not learn of everything that is gone
-	peers digest     // of all nodes that are there
-	nodes int        // their number
+	gone  list.List  // elements of order that are deletions, oldest first
+	floor uint64     // position of the newest deletion that was dropped; readers behind it must resynchronise
+	peers digest     // digest of all nodes in the log
+	nodes int        // number of nodes in the log
 }
 
-// notice is an object as it is told of.
+// notice is an object in the form in which nodes get it.
 type notice struct {
 	key      key
 	uid      types.UID
 	revision uint64
-	wire     []byte // a field of ObjectSet, with its tag; nil when the object is gone. Shared: do not modify
-	digest   digest // of a peer
+	wire     []byte // a field of ObjectSet with its tag; nil after deletion. Shared: do not modify
+	digest   digest // set for peers only
 }
 
-// post is the last change of an object.
+// post is the log record of an object's last change.
 type post struct {
 	notice
 	at   uint64
-	gone *list.Element // in board.gone; nil while the object is there
+	gone *list.Element // element of board.gone; nil while the object exists
 }
 
-// mostGone is how many deletions the board remembers: more than there are between two looks of any session that reads.
+// mostGone bounds the deletion records of a board. It is larger than the number of deletions
+// between two reads of any active session.
 const mostGone = 16 << 10
 
 func newBoard(most int) *board {
 	return &board{most: most, posts: make(map[key]*list.Element), order: list.New()}
 }
 
-// put says that an object has changed or, without a wire form, that it is no more.
+// put records a change of an object or, if n.wire is nil, its deletion.
 func (b *board) put(n notice) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -73,7 +76,7 @@ func (b *board) put(n notice) {
 	}
 }
 
-// remove is called under the lock.
+// remove drops a record from the log. The lock must be held.
 func (b *board) remove(e *list.Element) {
 	p := b.order.Remove(e).(*post)
 	delete(b.posts, p.key)
@@ -84,7 +87,7 @@ func (b *board) remove(e *list.Element) {
 	}
 }
 
-// count is called under the lock.
+// count adds or removes a node in the digest and the node count. The lock must be held.
 func (b *board) count(p *post, by int) {
 	if p.key.kind != kindNode {
 		return
@@ -97,7 +100,7 @@ func (b *board) count(p *post, by int) {
 	}
 }
 
-// peersOf is the digest of all nodes but one. It is called under the lock.
+// peersOf returns the digest of all nodes except the given one. The lock must be held.
 func (b *board) peersOf(node string) digest {
 	e := b.posts[key{kind: kindNode, name: node}]
 	if e == nil || e.Value.(*post).gone != nil {
@@ -106,23 +109,24 @@ func (b *board) peersOf(node string) digest {
 	return b.peers.minus(e.Value.(*post).digest)
 }
 
-// size is how many nodes there are.
+// size returns the number of nodes in the log.
 func (b *board) size() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.nodes
 }
 
-// reader is who reads the board.
+// reader describes one read of a board.
 type reader struct {
-	at    uint64  // how far it has read; 0 is for those who hold nothing: they are told of what is there
-	node  string  // which is not its own peer
-	holds *digest // of the peers that it holds, if it says so; of use at the beginning
+	at    uint64  // position of the last read; 0: send the existing objects without deletions
+	node  string  // name of the reading node; it is excluded from its own peers
+	holds *digest // digest of the peers that the agent holds, or nil; used on the first read only
 	take  func(*notice)
 }
 
-// read calls take for all that has changed since, in no order, and says how far that goes. Take must not wait. With held,
-// the reader holds the peers that there are, and was not told of them.
+// read calls r.take for every change after r.at, newest first, and returns the new position. r.take
+// must not block. held is true if the reader already holds all peers; take is not called for them.
+// It returns errBehind if deletions after r.at were already dropped.
 func (b *board) read(r reader) (now uint64, held bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -130,7 +134,7 @@ func (b *board) read(r reader) (now uint64, held bool, err error) {
 		return 0, false, errBehind
 	}
 	if held = r.at == 0 && r.holds != nil && *r.holds == b.peersOf(r.node); held && b.nodes == len(b.posts)-b.gone.Len() {
-		return b.at, true, nil // thousands may come back at once: nothing is looked at for them
+		return b.at, true, nil // fast path: thousands of agents may reconnect at once
 	}
 	for e := b.order.Back(); e != nil; e = e.Prev() {
 		p := e.Value.(*post)

@@ -10,28 +10,29 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// What a node's certificates are for.
+// Uses of a node's certificates.
 const (
-	UseAgent   = "agent"   // towards replicas
-	UseServing = "serving" // of its own HTTPS server
+	UseAgent   = "agent"   // client certificate for connections to replicas
+	UseServing = "serving" // serving certificate of the node's HTTPS server
 )
 
-// NodeCertificate is a certificate that a node has.
+// NodeCertificate describes a certificate of a node.
 type NodeCertificate struct {
 	Use             string
-	Key             string // the first 16 characters of the SHA-256 of the public key
+	Key             string // first 16 hex digits of the SHA-256 hash of the public key
 	Begins, Expires time.Time
-	// Told says that the agent says so itself. Otherwise it is the certificate with which a connection was made: a node of an
-	// earlier release may have renewed it since.
+	// Told is true if the agent reported the certificate. Otherwise the certificate is taken from a
+	// connection, and a node of an earlier release may have renewed it since.
 	Told bool
 }
 
-// RenewsAt is when the agent has the next one signed by itself: two thirds through its life.
+// RenewsAt returns the time of the agent's automatic renewal: after two thirds of the validity.
 func (c NodeCertificate) RenewsAt() time.Time { return c.Begins.Add(c.Expires.Sub(c.Begins) / 3 * 2) }
 
-// Certificates are those of the nodes that are connected to this replica, one for each use: what the agent said last where
-// the node has its session here, and of other nodes the newest one that any of their connections was made with. Connections
-// outlive the certificates that they were made with, so these say little of a node that has been connected for long.
+// Certificates returns the certificates of the nodes connected to this replica, one per use. For a
+// node with a session here, these are the agent's last report. For other nodes it is the newest
+// certificate of any connection. A long-lived connection may have been made with a certificate that
+// was renewed since.
 func (s *Server) Certificates() map[string][]NodeCertificate {
 	out := map[string][]NodeCertificate{}
 	for node, c := range s.visitors.certificates() {
@@ -56,7 +57,7 @@ func (s *Server) Certificates() map[string][]NodeCertificate {
 	return out
 }
 
-// certificates are those with which the connections of nodes were made, the newest of each node.
+// certificates returns, for each connected node, the newest certificate of its connections.
 func (v *visitors) certificates() map[string]*x509.Certificate {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -73,7 +74,8 @@ func (v *visitors) certificates() map[string]*x509.Certificate {
 
 var keyName = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
-// plausible are the certificates that a node may say it has: people read them, and one node is not to fill their screens.
+// plausible returns the valid entries of a node's report, at most one per use. The limit keeps a
+// faulty node from flooding listings that people read.
 func plausible(all []*fleetv1.NodeCertificate) (out []*fleetv1.NodeCertificate) {
 	for _, use := range []string{UseAgent, UseServing} {
 		i := slices.IndexFunc(all, func(c *fleetv1.NodeCertificate) bool {
@@ -86,5 +88,5 @@ func plausible(all []*fleetv1.NodeCertificate) (out []*fleetv1.NodeCertificate) 
 	return out
 }
 
-// maxUnix is the year 10000, which no certificate can name.
+// maxUnix is the start of the year 10000, which no certificate can encode.
 const maxUnix = 253402300800

@@ -16,13 +16,14 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// A name is one machine's from the moment at which it enrols. First it claims the name, by a record that is made only
-// where none exists; then the fleet looks whether the Node exists. The record goes in the commit that makes the Node.
-// So of two that enrol a new name at once one is told no, and neither gets in between the claim and the Node of the
-// other.
+// A node name belongs to one machine from the start of its enrolment. The enrolment first creates a
+// claim record for the name, which fails if one exists. It then checks whether the Node exists. The
+// commit that creates the Node deletes the claim. Of two concurrent enrolments of a new name, one
+// is refused, and none can happen between the other's claim and its Node.
 
-// NodeCompanions are what changes in the commit that makes or removes a Node: a Node that is made ends the claim on
-// its name; one that is removed leaves the record that revokes its certificates.
+// NodeCompanions returns the changes to commit together with the creation or deletion of a Node. A
+// creation deletes the claim on the name. A deletion writes the revocation of the node's
+// certificates.
 func NodeCompanions(obj api.Object, made bool, now time.Time) []api.Companion {
 	node := obj.GetName()
 	out := []api.Companion{{Object: pki.Claim{Node: node}.Record(), Next: func(api.Object) api.Object { return nil }}}
@@ -40,8 +41,9 @@ func NodeCompanions(obj api.Object, made bool, now time.Time) []api.Companion {
 	}})
 }
 
-// claim makes the name that of the machine with a key, until its Node is there. made is the record when it is new
-// with this join; one that the same machine made before is left.
+// claim reserves the node name for the machine with the given public key, until its Node exists. It
+// returns the claim record if this call created or replaced it, and nil if the machine had it
+// already.
 func (j *join) claim(ctx context.Context, key string, grant pki.Grant) (made *v1.Secret, err error) {
 	for range spendTries {
 		made, err = j.tryClaim(ctx, key, grant)
@@ -73,8 +75,9 @@ func (j *join) tryClaim(ctx context.Context, key string, grant pki.Grant) (*v1.S
 				"wait until %s, or let this one have the name by a token of 'kctl cluster token create --names %s --replace'",
 			j.name, was.At.Format(time.RFC3339), was.At.Add(pki.ClaimLife).Format(time.RFC3339), j.name)
 	}
-	// It had its time, or has to give way. What it was given must not count beside what this one gets. A claim on the name of
-	// a Node that was replaced outlasts its time: the Node has been there all along, and its certificate is not to suffer.
+	// The other machine's claim has expired, or the token allows replacement. Certificates issued
+	// to that machine must be revoked. The claim of a replaced Node can outlast its validity,
+	// because the Node existed all along; its certificate stays valid.
 	if other {
 		if err := j.vacant(ctx, grant); err != nil {
 			return nil, err
@@ -87,12 +90,12 @@ func (j *join) tryClaim(ctx context.Context, key string, grant pki.Grant) (*v1.S
 	next.Type, next.Data = mine.Type, mine.Data
 	stored, err := client.Update(ctx, j.api, next)
 	if ok && was.Key == key {
-		return nil, err // whichever try of this machine fails, it does not take the claim from another one that succeeds
+		return nil, err // a failed attempt must not delete the claim for a concurrent, successful one of the same machine
 	}
 	return stored, err
 }
 
-// unclaim gives a name back that was claimed for a join which is refused.
+// unclaim deletes the claim record that a refused join had created; made may be nil.
 func (j *join) unclaim(ctx context.Context, made *v1.Secret) {
 	if made == nil {
 		return
@@ -108,7 +111,7 @@ func (j *join) unclaim(ctx context.Context, made *v1.Secret) {
 	}
 }
 
-// deny refuses a join whose token is good: its bearer is told why.
+// deny refuses a join that has a valid token. Unlike refuse, it returns the reason to the client.
 func (j *join) deny(why string, code codes.Code, format string, args ...any) error {
 	_ = j.refuse(errors.New(why))
 	return status.Errorf(code, format, args...)

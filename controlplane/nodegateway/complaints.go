@@ -9,22 +9,22 @@ import (
 )
 
 const (
-	complainAfter = 3                // tries of one write
-	complainAgain = 10 * time.Minute // until the same error is worth another line
-	maxComplaints = 64               // distinct errors remembered; more of them are not told
-	maxComplaint  = 1024             // bytes of one
+	complainAfter = 3                // failed attempts of one write before it is logged
+	complainAgain = 10 * time.Minute // interval before the same error is logged again
+	maxComplaints = 64               // distinct errors remembered; further ones are not logged
+	maxComplaint  = 1024             // bytes of one logged error
 )
 
-// complaints tells of writes that fail again and again: once per distinct error, and of a bounded number of them, so
-// that a store that is away for an hour costs a few lines.
+// complaints logs writes that fail repeatedly, once per distinct error and bounded in number. An
+// outage of the store of an hour results in a few lines.
 type complaints struct {
 	log *slog.Logger
 
 	mu   sync.Mutex
-	told map[string]time.Time // by the error's words
+	told map[string]time.Time // time of the last log line, by error text
 }
 
-// note takes one failed try of the write that key names.
+// note records a failed attempt of the write with the given key; tries is the number of attempts.
 func (c *complaints) note(key string, tries int, err error, now time.Time) {
 	if tries < complainAfter {
 		return

@@ -15,11 +15,12 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// csiDrivers is the annotation in which an agent lists its CSI drivers as JSON. An agent that has not looked for any yet
-// leaves it out; an empty list says that none exists.
+// csiDrivers is the Node annotation in which an agent lists its CSI drivers as JSON. It is absent
+// until the agent has looked for drivers; an empty list means that no driver exists.
 const csiDrivers = "keelson.dev/csi-drivers"
 
-// driversOf reads the drivers that a node tells of. known is false when it tells nothing.
+// driversOf returns the CSI drivers that a node reports. known is false if it has not reported any
+// list.
 func driversOf(facts *v1.Node) (drivers []storagev1.CSINodeDriver, known bool, err error) {
 	raw, ok := facts.Annotations[csiDrivers]
 	if !ok {
@@ -44,11 +45,11 @@ func driversOf(facts *v1.Node) (drivers []storagev1.CSINodeDriver, known bool, e
 	return drivers, true, nil
 }
 
-// topologyKeys are the labels of the node that its CSI drivers speak for.
+// topologyKeys returns the keys of the node labels that its CSI drivers use for topology.
 func topologyKeys(facts *v1.Node) map[string]bool {
 	drivers, _, err := driversOf(facts)
 	if err != nil {
-		return nil // writeCSINode tells of it
+		return nil // writeCSINode logs the error
 	}
 	keys := make(map[string]bool)
 	for _, d := range drivers {
@@ -59,7 +60,7 @@ func topologyKeys(facts *v1.Node) map[string]bool {
 	return keys
 }
 
-// csiNodeHandler makes the node's session look again when somebody else changes what it keeps.
+// csiNodeHandler triggers a sync of the node when its CSINode is changed or deleted.
 func (s *Server) csiNodeHandler() cache.ResourceEventHandlerFuncs {
 	look := func(o any) {
 		if obj := object(o); obj != nil {
@@ -71,17 +72,18 @@ func (s *Server) csiNodeHandler() cache.ResourceEventHandlerFuncs {
 	return cache.ResourceEventHandlerFuncs{UpdateFunc: func(_, o any) { look(o) }, DeleteFunc: look}
 }
 
-// writeCSINode keeps the node's CSINode: the drivers that the agent tells of, owned by the Node.
+// writeCSINode creates or updates the node's CSINode from the reported drivers, with the Node as
+// its owner.
 func (x *session) writeCSINode(ctx context.Context, node, facts *v1.Node) error {
 	drivers, known, err := driversOf(facts)
 	if err != nil {
-		x.log.Error("CSI drivers of the node cannot be read", "err", err) // the same words would fail again
+		x.log.Error("CSI drivers of the node cannot be read", "err", err) // a retry would fail with the same error
 		return nil
 	}
 	if !known {
 		return nil
 	}
-	o, ok, _ := x.srv.csiNodes.GetByKey(x.node) // a store in memory: the error is always nil
+	o, ok, _ := x.srv.csiNodes.GetByKey(x.node) // in-memory store: the error is always nil
 	have, _ := o.(*storagev1.CSINode)
 	for range 5 {
 		if !ok {
@@ -100,7 +102,7 @@ func (x *session) writeCSINode(ctx context.Context, node, facts *v1.Node) error 
 		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return x.failed(err, "update CSI drivers")
 		}
-		ok = false // what the informer shows is past
+		ok = false // the cached CSINode is outdated
 	}
 	return fmt.Errorf("fleet: node %s: too many conflicts on its CSINode", x.node)
 }
@@ -117,7 +119,7 @@ func (x *session) getOrCreateCSINode(ctx context.Context, node *v1.Node, drivers
 	return have, err
 }
 
-// csiNode is have as it ought to be.
+// csiNode returns a copy of have with the desired drivers and owner.
 func csiNode(have *storagev1.CSINode, node *v1.Node, drivers []storagev1.CSINodeDriver) *storagev1.CSINode {
 	out := have.DeepCopy()
 	out.Name = node.Name

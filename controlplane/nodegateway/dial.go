@@ -11,9 +11,10 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// DialNode implements api.NodeDialer.
+// DialNode implements api.NodeDialer: it opens a TCP connection from the node to an address and
+// port, through a tunnel. The node may restrict the address to the given pod.
 func (s *Server) DialNode(ctx context.Context, node string, pod types.UID, address string, port int32) (net.Conn, error) {
-	// The tunnel outlives ctx, which bounds the dialling only.
+	// ctx bounds only the dialling; the tunnel outlives it.
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, end)
 	conn, err := s.dialNode(life, end, node, &fleetv1.DialAsk{PodUid: string(pod), Address: address, Port: port})
@@ -69,7 +70,7 @@ func (s *Server) dialNode(life context.Context, end func(), node string, ask *fl
 	return &tunnelConn{Conn: near, remote: tunnelAddr(net.JoinHostPort(ask.Address, fmt.Sprint(ask.Port)))}, nil
 }
 
-// carry carries bytes between an open tunnel and a connection until either ends, and ends both.
+// carry copies bytes between a tunnel and a connection, and closes both when either ends.
 func carry(t *tunnel, conn net.Conn) {
 	var once sync.Once
 	finish := func() { once.Do(func() { t.close(); conn.Close() }) }
@@ -98,7 +99,8 @@ func carry(t *tunnel, conn net.Conn) {
 	}
 }
 
-// tunnelConn is one end of a pipe, with the address at the other end of the tunnel.
+// tunnelConn is a net.Conn over a tunnel. Its remote address is the address that the node has
+// dialled.
 type tunnelConn struct {
 	net.Conn
 	remote tunnelAddr

@@ -18,10 +18,10 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// What one who shows no node's certificate gets: enrolment, and little of everything.
+// Limits for a client without a node certificate, which can only enrol.
 const (
-	handshakePatience = 5 * time.Second // from the connection to the end of the TLS handshake
-	enrollPatience    = 5 * time.Second // and from there to the end of the connection
+	handshakePatience = 5 * time.Second // from accept to the end of the TLS handshake
+	enrollPatience    = 5 * time.Second // from the end of the handshake to the forced close of the connection
 	enrollMessage     = 16 << 10        // a token, names, and a signing request of 1 or 2 KiB
 	enrollStreams     = 2
 	enrollWindow      = 64 << 10
@@ -29,24 +29,25 @@ const (
 )
 
 const (
-	maxHeaders = 8 << 10 // of a stream, a node's as well
-	// streamWindow is what a node may send on a stream, such as the output of an exec, before it is read; connWindow on all.
+	maxHeaders = 8 << 10 // of any stream, also of an authenticated node
+	// streamWindow is the flow-control window of one stream, for example for exec output;
+	// connWindow is that of all streams of a connection.
 	streamWindow = 1 << 20
 	connWindow   = 4 << 20
-	// sessionBuffer is read at once: reports are small, and there are thousands of connections on which nothing comes.
+	// sessionBuffer is the read buffer of a connection. It is small because reports are small and
+	// thousands of connections are idle.
 	sessionBuffer = 4 << 10
 )
 
-// Connections is what a door in front of agents lets in by default: a fourth of
-// the files that the process may open, and few strangers.
+// Connections returns the default connection limits of the listener for agents: a share of the
+// process's open-file limit, and few unauthenticated clients.
 func Connections() connlimit.Limits {
 	return connlimit.Limits{Total: connlimit.OpenFilesShare(3, 8), Unauthenticated: 256, UnauthenticatedPerSource: 64}
 }
 
-// serve takes connections and hands each, once it has shown who it is, to the
-// service for it: nodes to the fleet's, everyone else to that of enrolment. The
-// two share nothing but the port, so that nobody without a certificate can use
-// up what agents need.
+// serve accepts connections and passes each to one of two gRPC services after its TLS handshake.
+// Authenticated nodes use the fleet service; all other clients use the enrolment service. The
+// services share only the port, so unauthenticated clients cannot exhaust the resources of agents.
 func (s *Server) serve(ctx context.Context) error {
 	d := connlimit.New(s.cfg.Listener, s.cfg.Connections)
 	nodes, strangers := newHall(d.Addr()), newHall(d.Addr())
@@ -84,15 +85,16 @@ func (s *Server) fleetService() *grpc.Server {
 		grpc.Creds(shown{}), grpc.StreamInterceptor(s.identified), grpc.UnaryInterceptor(s.identifiedCall),
 		grpc.MaxRecvMsgSize(maxUp), grpc.MaxSendMsgSize(maxMessage), grpc.WaitForHandlers(true),
 		grpc.MaxConcurrentStreams(sessionStreams), grpc.MaxHeaderListSize(maxHeaders), grpc.InTapHandle(s.tap),
-		// Windows that grow are measured with a ping after what is received, which is what thousands of heartbeats are.
+		// Static windows: gRPC measures dynamic ones with a ping after received data, which here
+		// would follow every heartbeat.
 		grpc.StaticStreamWindowSize(streamWindow), grpc.StaticConnWindowSize(connWindow), grpc.ReadBufferSize(sessionBuffer),
-		// A node that vanished without a word is noticed by its silence, or by the kernel (vanished); these find programs that
-		// hang. They cost much more than the kernel's own questions.
+		// Keepalive detects hung programs. A vanished node is detected earlier, by missing
+		// heartbeats or by TCP keepalive (vanished), which costs much less.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 2 * time.Second, PermitWithoutStream: true}),
 	)
 	fleetv1.RegisterFleetServer(g, s)
-	fleetv1.RegisterEnrollmentServer(g, s) // a node whose certificate is good may ask for another all the same
+	fleetv1.RegisterEnrollmentServer(g, s) // an authenticated node may also enrol again
 	return g
 }
 
@@ -110,7 +112,8 @@ func (s *Server) enrollmentService() *grpc.Server {
 	return g
 }
 
-// admit accepts connections until the listener fails; handshakes run side by side.
+// admit accepts connections until the listener fails, and runs their handshakes concurrently. A
+// connection of a valid node goes to nodes, any other to strangers.
 func (s *Server) admit(ctx context.Context, d *connlimit.Limiter, conf *tls.Config, nodes, strangers *hall) error {
 	for {
 		c, err := d.Accept()
@@ -127,7 +130,7 @@ func (s *Server) admit(ctx context.Context, d *connlimit.Limiter, conf *tls.Conf
 				return
 			}
 			if node, cert, ok := nodeOfConnection(t.ConnectionState()); ok {
-				s.visitors.enter(node, t, cert) // before the look: a revocation that comes now finds it
+				s.visitors.enter(node, t, cert) // before the check, so that a concurrent revocation closes this connection
 				leave := func() { s.visitors.leave(node, t) }
 				if s.visitors.many(node) {
 					s.cfg.Log.Warn("connection refused: the node has too many", "node", node, "address", c.RemoteAddr(), "most", maxConnections)
@@ -143,14 +146,14 @@ func (s *Server) admit(ctx context.Context, d *connlimit.Limiter, conf *tls.Conf
 				}
 				leave()
 			}
-			// However the time is spent, it ends.
+			// The connection is closed after enrollPatience, whatever the client does.
 			end := time.AfterFunc(enrollPatience, func() { c.Close() })
 			strangers.enter(shownConn{Conn: t, end: end})
 		})
 	}
 }
 
-// vanished has the kernel find connections whose other end is gone without a word, within five seconds.
+// vanished is the TCP keepalive configuration that detects a lost peer within five seconds.
 var vanished = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 
 func noticeVanished(c net.Conn) {
@@ -160,7 +163,7 @@ func noticeVanished(c net.Conn) {
 	if k, ok := c.(interface {
 		SetKeepAliveConfig(net.KeepAliveConfig) error
 	}); ok {
-		_ = k.SetKeepAliveConfig(vanished) // a connection that has ended says so to who reads
+		_ = k.SetKeepAliveConfig(vanished) // an error means that the connection is closed; the next read returns it
 	}
 }
 
@@ -173,14 +176,14 @@ func nodeOfConnection(cs tls.ConnectionState) (string, *x509.Certificate, bool) 
 	return node, cert, ok
 }
 
-// shownConn is a connection whose handshake is done.
+// shownConn is a connection after its TLS handshake, with clean-up on Close.
 type shownConn struct {
 	*tls.Conn
-	end  *time.Timer // may be nil
-	left func()      // may be nil
+	end  *time.Timer // closes the connection after its time limit; may be nil
+	left func()      // unregisters the connection; may be nil
 }
 
-// Close implements net.Conn.
+// Close implements net.Conn. It also stops the timer and unregisters the connection.
 func (c shownConn) Close() error {
 	if c.end != nil {
 		c.end.Stop()
@@ -191,12 +194,13 @@ func (c shownConn) Close() error {
 	return c.Conn.Close()
 }
 
-// shown are the credentials of connections whose handshake is done.
+// shown provides gRPC transport credentials for connections after their TLS handshake.
 type shown struct{}
 
 var errServesOnly = errors.New("fleet: these credentials are for serving")
 
-// ServerHandshake implements credentials.TransportCredentials.
+// ServerHandshake implements credentials.TransportCredentials. It accepts only a shownConn and does
+// no handshake.
 func (shown) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	t, ok := c.(shownConn)
 	if !ok {
@@ -208,7 +212,8 @@ func (shown) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error)
 	}, nil
 }
 
-// ClientHandshake implements credentials.TransportCredentials.
+// ClientHandshake implements credentials.TransportCredentials. It always fails: the credentials are
+// for servers.
 func (shown) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errServesOnly
 }
@@ -221,10 +226,10 @@ func (shown) Info() credentials.ProtocolInfo {
 // Clone implements credentials.TransportCredentials.
 func (s shown) Clone() credentials.TransportCredentials { return s }
 
-// OverrideServerName implements credentials.TransportCredentials.
+// OverrideServerName implements credentials.TransportCredentials. It always fails.
 func (shown) OverrideServerName(string) error { return errServesOnly }
 
-// hall is a listener whose connections are handed to it.
+// hall is an in-memory net.Listener; enter passes accepted connections to it.
 type hall struct {
 	addr   net.Addr
 	conns  chan net.Conn
@@ -236,7 +241,7 @@ func newHall(addr net.Addr) *hall {
 	return &hall{addr: addr, conns: make(chan net.Conn), closed: make(chan struct{})}
 }
 
-// enter hands a connection over, or closes it when nobody takes any more.
+// enter passes a connection to Accept, or closes it if the listener is closed.
 func (h *hall) enter(c net.Conn) {
 	select {
 	case h.conns <- c:

@@ -13,14 +13,16 @@ import (
 )
 
 const (
-	driverPatience = 2 * time.Minute // for one call
-	driverMessage  = 1 << 20         // bytes of a request, and of an answer
-	driverWords    = 4 << 10         // bytes of a message of a driver's that are passed on
+	driverPatience = 2 * time.Minute // timeout of one call
+	driverMessage  = 1 << 20         // maximum bytes of a request or response
+	driverWords    = 4 << 10         // maximum bytes of a driver's error message that are passed on
 )
 
 var _ api.NodeDrivers = (*Server)(nil)
 
-// CallDriver implements api.NodeDrivers.
+// CallDriver implements api.NodeDrivers: it calls a CSI driver on a node through a tunnel. confirm
+// runs after the node's connection is found and immediately before the call; its error cancels the
+// call.
 func (s *Server) CallDriver(ctx context.Context, node, driver, method string, request []byte, confirm func(context.Context) error) ([]byte, error) {
 	if len(request) > driverMessage {
 		return nil, status.Errorf(codes.InvalidArgument, "a request of %d bytes for CSI driver %s: %d are allowed", len(request), driver, driverMessage)
@@ -36,7 +38,7 @@ func (s *Server) CallDriver(ctx context.Context, node, driver, method string, re
 	if err != nil {
 		return nil, unreached(err)
 	}
-	// The wait for the node may have been long. From here on the call is on its way.
+	// The wait for the node may have been long. After confirm, the call is sent.
 	if err := confirm(ctx); err != nil {
 		return nil, err
 	}

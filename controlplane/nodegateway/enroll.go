@@ -27,7 +27,7 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// nodeOf is the node that the caller's verified certificate names.
+// nodeOf returns the node name in the caller's verified client certificate.
 func nodeOf(ctx context.Context) (string, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -44,7 +44,7 @@ func nodeOf(ctx context.Context) (string, error) {
 	return node, nil
 }
 
-// certificateOf is the certificate for which nodeOf has vouched.
+// certificateOf returns the caller's client certificate. Call it only after nodeOf has succeeded.
 func certificateOf(ctx context.Context) *x509.Certificate {
 	p, _ := peer.FromContext(ctx)
 	return p.AuthInfo.(credentials.TLSInfo).State.VerifiedChains[0][0]
@@ -55,22 +55,23 @@ func nodeOfCertificate(c *x509.Certificate) (string, bool) {
 	return node, ok && node != "" && slices.Contains(c.Subject.Organization, api.GroupNodes)
 }
 
-// errNoToken is what every refused join token looks like from outside; the log has the reason.
+// errNoToken is the error for every refused join token; the reason is only logged.
 var errNoToken = status.Error(codes.Unauthenticated,
 	"fleet: the join token is unknown, expired, used up or of another kind")
 
-// join is one who asks to join with a token.
+// join is one attempt to join the cluster with a token.
 type join struct {
 	srv    *Server
 	token  pki.Token
 	role   pki.Role
-	name   string // under which it wants to join
+	name   string // requested node or replica name
 	source netip.Addr
 	api    *client.Client
 	record *entry
 }
 
-// joining begins a join, unless too many of its source have failed.
+// joining parses the token and returns a new join. It fails if the token's role differs or if too
+// many joins from the same source have failed.
 func (s *Server) joining(ctx context.Context, rec *entry, token string, role pki.Role, name string) (*join, error) {
 	j := &join{srv: s, role: role, name: name, source: sourceOf(ctx),
 		api: s.cfg.Client.As(s.cfg.System).ForClusterVerb(), record: rec}
@@ -95,9 +96,9 @@ func (j *join) refuse(why error) error {
 	return errNoToken
 }
 
-// tokenRecord reads what stands for the token.
+// tokenRecord reads the Secret of the join token.
 func (j *join) tokenRecord(ctx context.Context) (*v1.Secret, error) {
-	waits := j.srv.cfg.TokensWait != nil && j.srv.cfg.TokensWait() // asked first: they may come after the look
+	waits := j.srv.cfg.TokensWait != nil && j.srv.cfg.TokensWait() // read first: the tokens may be stored between the two reads
 	secret, err := client.Get[*v1.Secret](ctx, j.api, pki.TokenNamespace, j.token.SecretName())
 	switch {
 	case apierrors.IsNotFound(err) && waits:
@@ -111,7 +112,8 @@ func (j *join) tokenRecord(ctx context.Context) (*v1.Secret, error) {
 	return secret, nil
 }
 
-// check says what the token grants, of which user, a single word, would take down a use.
+// check validates the token and returns its grant. It also checks that user, a single word, may use
+// the token, without recording the use.
 func (j *join) check(ctx context.Context, user string) (pki.Grant, error) {
 	secret, err := j.tokenRecord(ctx)
 	if err != nil {
@@ -120,7 +122,7 @@ func (j *join) check(ctx context.Context, user string) (pki.Grant, error) {
 	now := time.Now()
 	g, err := j.srv.cfg.TokenKey.Check(j.token, secret, j.name, now)
 	if err == nil {
-		_, err = j.srv.cfg.TokenKey.Use(j.token, secret, j.name, user, now) // before anything is done for it
+		_, err = j.srv.cfg.TokenKey.Use(j.token, secret, j.name, user, now) // fail before any change is made
 	}
 	if err != nil {
 		return g, j.refuse(err)
@@ -128,11 +130,12 @@ func (j *join) check(ctx context.Context, user string) (pki.Grant, error) {
 	return g, j.record.known(UserOfToken(j.token.ID))
 }
 
-// spendTries is how often a use is taken down anew because others join with the same token.
+// spendTries bounds the retries of a token use that conflicts with other joins by the same token.
 const spendTries = 50
 
-// spend takes down that user, a single word, joins with the token. After it the join cannot be refused any more. Those who
-// join through this replica do it one after the other: of all who tried at once one would succeed.
+// spend records a use of the token by user, a single word. It is the last step of a join: after it,
+// the join cannot be refused. Calls on this replica are serialised, because all but one of
+// concurrent updates would conflict.
 func (j *join) spend(ctx context.Context, user string) error {
 	select {
 	case j.srv.spending <- struct{}{}:
@@ -163,7 +166,8 @@ func (j *join) spend(ctx context.Context, user string) error {
 	return status.Errorf(codes.Unavailable, "fleet: too many join with token %s at once: try again", j.token.ID)
 }
 
-// Enroll implements fleetv1.EnrollmentServer.
+// Enroll implements fleetv1.EnrollmentServer: it signs the client certificate of a node that
+// presents a valid join token.
 func (s *Server) Enroll(ctx context.Context, r *fleetv1.EnrollRequest) (_ *fleetv1.EnrollResponse, err error) {
 	rec := s.asks(ctx, nodeAsked(fleetv1.Enrollment_Enroll_FullMethodName, r.NodeName))
 	defer func() { rec.done(err) }()
@@ -194,7 +198,8 @@ func (s *Server) Enroll(ctx context.Context, r *fleetv1.EnrollRequest) (_ *fleet
 	return &fleetv1.EnrollResponse{CertificatePem: cert, CaPem: s.cfg.CA.PEM(), Replicas: list}, nil
 }
 
-// admitNode signs the certificate of one who has claimed its name.
+// admitNode signs the node's certificate and records the token use. The node name must have been
+// claimed.
 func (j *join) admitNode(ctx context.Context, grant pki.Grant, key string, csr []byte) (certPEM []byte, err error) {
 	if err := j.vacant(ctx, grant); err != nil {
 		return nil, err
@@ -214,7 +219,8 @@ func (j *join) admitNode(ctx context.Context, grant pki.Grant, key string, csr [
 	return cert, j.spend(ctx, j.name+"/"+key)
 }
 
-// vacant refuses the name of a Node that exists, unless the token was made for that.
+// vacant returns an error if a Node with the requested name exists, unless the grant allows
+// replacement.
 func (j *join) vacant(ctx context.Context, grant pki.Grant) error {
 	if grant.Replace {
 		return nil
@@ -231,17 +237,18 @@ func (j *join) vacant(ctx context.Context, grant pki.Grant) error {
 			"'kctl cluster token create --names %s --replace'", j.name, j.name)
 }
 
-// requestKey tells the keys of signing requests apart.
+// requestKey returns a short hash of the public key of a signing request.
 func requestKey(csr []byte) string {
 	r, err := x509.ParseCertificateRequest(csr)
 	if err != nil {
-		return "" // then nothing was signed
+		return "" // an unparsable request; SignNode refuses it
 	}
 	sum := sha256.Sum256(r.RawSubjectPublicKeyInfo)
 	return hex.EncodeToString(sum[:12])
 }
 
-// EnrollReplica implements fleetv1.EnrollmentServer.
+// EnrollReplica implements fleetv1.EnrollmentServer: it returns the keys that a new control plane
+// replica needs, and adds the replica to the raft group.
 func (s *Server) EnrollReplica(ctx context.Context,
 	r *fleetv1.EnrollReplicaRequest) (_ *fleetv1.EnrollReplicaResponse, err error) {
 	rec := s.asks(ctx, replicaAsked(fleetv1.Enrollment_EnrollReplica_FullMethodName, r.Name))
@@ -257,8 +264,8 @@ func (s *Server) EnrollReplica(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	// Every answer is a use of its own: it holds the keys of the cluster, and nothing proves that two come from one
-	// machine.
+	// Every response counts as one use. It contains the cluster's keys, and nothing proves that two
+	// requests come from one machine.
 	user := r.Name + "/" + rand.Text()
 	if _, err := j.check(ctx, user); err != nil {
 		return nil, err
@@ -266,7 +273,7 @@ func (s *Server) EnrollReplica(ctx context.Context,
 	out, err := s.cfg.EnrollReplica(ctx, r)
 	if err != nil {
 		code := codes.Unavailable
-		if status.Code(err) == codes.InvalidArgument { // another attempt meets the same answer
+		if status.Code(err) == codes.InvalidArgument { // a retry would fail in the same way
 			code = codes.InvalidArgument
 		}
 		return nil, status.Errorf(code, "fleet: enroll replica %s: %s", r.Name, status.Convert(err).Message())
@@ -278,7 +285,8 @@ func (s *Server) EnrollReplica(ctx context.Context,
 	return out, nil
 }
 
-// RenewCertificate implements fleetv1.FleetServer.
+// RenewCertificate implements fleetv1.FleetServer: it signs a new client certificate for the
+// calling node, unless its certificate is revoked.
 func (s *Server) RenewCertificate(ctx context.Context, r *fleetv1.RenewRequest) (_ *fleetv1.RenewResponse, err error) {
 	node, err := nodeOf(ctx)
 	if err != nil {

@@ -17,13 +17,14 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// event stores what the node reports as an Event; the same one again within ten minutes only counts up.
+// event stores an Event that the node reports. An identical Event within ten minutes only
+// increments the count of the stored one.
 func (x *session) event(raw []byte) error {
 	e := &v1.Event{}
 	if err := decode(raw, "Event", e); err != nil {
 		return fmt.Errorf("event: %w", err)
 	}
-	e.ManagedFields, e.OwnerReferences, e.Finalizers = nil, nil, nil // an Event has none, and they may be many
+	e.ManagedFields, e.OwnerReferences, e.Finalizers = nil, nil, nil // an Event does not need them, and they may be large
 	if e.Namespace == "" {
 		e.Namespace = metav1.NamespaceDefault
 	}
@@ -54,7 +55,7 @@ func (x *session) writeEvent(ctx context.Context, e *v1.Event, entry *eventEntry
 		case err == nil:
 			entry.count++
 			return nil
-		case apierrors.IsNotFound(err): // expired meanwhile: begin again
+		case apierrors.IsNotFound(err): // expired in the meantime: create it again
 			entry.name, entry.count = "", 0
 		default:
 			return x.dropOrRetry(err, "count event of %s", e.InvolvedObject.Name)
@@ -85,7 +86,8 @@ func (x *session) writeEvent(ctx context.Context, e *v1.Event, entry *eventEntry
 	return nil
 }
 
-// dropOrRetry retries what a moment may mend; a refused event is not worth more than a line in the log.
+// dropOrRetry returns an error, for a retry, if the failure is temporary. Otherwise it logs the
+// event and drops it.
 func (x *session) dropOrRetry(err error, format string, args ...any) error {
 	if apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsServiceUnavailable(err) ||
 		apierrors.IsConflict(err) ||
@@ -96,37 +98,39 @@ func (x *session) dropOrRetry(err error, format string, args ...any) error {
 	return nil
 }
 
-// eventID is what makes two events the same.
+// eventID holds the fields by which two events are considered identical.
 type eventID struct {
 	uid                                types.UID
 	name, field, kind, reason, message string
 }
 
-// short bounds what the index remembers of a string that a node wrote; a stored Event has none that is longer.
+// short truncates a string from a node to the length that the event index keeps. No stored Event
+// has longer ones.
 func short(s string) string { return api.Clip(s, 1024) }
 
-// eventEntry is the stored Event of one eventID.
+// eventEntry refers to the stored Event of one eventID.
 type eventEntry struct {
-	mu    sync.Mutex // held while the Event is written
-	name  string     // "" until created
+	mu    sync.Mutex // held during writes of the Event
+	name  string     // name of the stored Event; "" until it is created
 	count int32
 
 	id   eventID
 	last time.Time
 }
 
-// eventIndex finds the stored Event of what is reported again. It is bounded: the longest unused entry goes first.
+// eventIndex finds the stored Event of a repeated report. Its size is bounded; the least recently
+// used entry is evicted first.
 type eventIndex struct {
 	mu    sync.Mutex
 	byID  map[eventID]*list.Element
 	order *list.List // of *eventEntry, most recently used first
 
-	stamp int64 // of the last report
+	stamp int64 // stamp of the last report
 }
 
 const (
 	maxBacklog      = 1024
-	eventGrows      = 16 // how much larger than its text a decoded Event is at most, about
+	eventGrows      = 16 // approximate upper bound of a decoded Event's size relative to its encoding
 	maxEventEntries = 4096
 	eventWindow     = 10 * time.Minute
 )
@@ -135,9 +139,9 @@ func newEventIndex() *eventIndex {
 	return &eventIndex{byID: make(map[eventID]*list.Element), order: list.New()}
 }
 
-// entry returns the entry of id, a fresh one when it was not seen for eventWindow.
-// The stamp names this report among all: the time in nanoseconds, made larger than the last one's, so that names made
-// of stamps are in the order of the reports.
+// entry returns the entry of id, or a new one if id was not reported within eventWindow. It also
+// returns a unique stamp for the report: the time in nanoseconds, made larger than the last stamp.
+// Names made of stamps are therefore in the order of the reports.
 func (x *eventIndex) entry(id eventID, now time.Time) (*eventEntry, int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

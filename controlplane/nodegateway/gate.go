@@ -8,37 +8,38 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// gate decides when a terminating pod may get its SIGTERM: when no proxy of a live node routes to it
-// any more, in other words when every live node has applied the revision at which the pod's
-// last ready endpoint went away; or when the limit has passed.
+// gate decides when a terminating pod may get its SIGTERM: when no live node's proxy routes to it
+// any more. That is when every live node has applied the revision at which the pod's last ready
+// endpoint was removed. A time limit bounds the wait.
 //
-// It is fed with EndpointSlices, applied revisions and the coming and going of nodes, each from
-// whichever goroutine learns of it.
+// Its inputs are EndpointSlices, the revisions that proxies have applied, and the readiness of
+// nodes. All methods are safe for concurrent use.
 type gate struct {
 	limit time.Duration
 
 	mu      sync.Mutex
-	ready   map[types.UID]map[key]struct{} // pod → slices in which it is ready
-	members map[key][]types.UID            // slice → its ready pods
-	applied map[string]uint64              // node → proxy revision, of the nodes heard of
-	alive   map[string]struct{}            // nodes that are Ready by their status
+	ready   map[types.UID]map[key]struct{} // pod → EndpointSlices in which it is ready
+	members map[key][]types.UID            // EndpointSlice → its ready pods
+	applied map[string]uint64              // node → applied proxy revision, for nodes connected to this replica
+	alive   map[string]struct{}            // nodes with a true Ready condition
 	waiting map[types.UID]*gateWait
-	left    map[types.UID]departure // pods that went away from their last slice before anybody asked
-	leaving []departure             // the same, oldest first, with those that asked since
+	left    map[types.UID]departure // pods removed from their last EndpointSlice before ask was called
+	leaving []departure             // the same departures, oldest first; may contain entries no longer in left
 }
 
-// departure is a pod's leave from its last slice. It matters for as long as a pod may have to wait for it.
+// departure records the removal of a pod from its last EndpointSlice. It is kept as long as a pod
+// may have to wait.
 type departure struct {
 	uid types.UID
 	rev uint64
 	at  time.Time
 }
 
-// gateWait is a pod in front of the gate.
+// gateWait is a terminating pod that waits for the gate.
 type gateWait struct {
 	open    func()
 	timer   *time.Timer
-	rev     uint64              // 0 while a slice still shows the pod ready
+	rev     uint64              // revision to reach; 0 while an EndpointSlice lists the pod as ready
 	pending map[string]struct{} // nodes that have not applied rev
 }
 
@@ -54,7 +55,8 @@ func newGate(limit time.Duration) *gate {
 	}
 }
 
-// slice takes the present state of an EndpointSlice; nil when it is gone. rev is the revision of the change.
+// slice updates the gate with the present state of an EndpointSlice; s is nil after its deletion.
+// rev is the revision of the change.
 func (g *gate) slice(id key, s *discoveryv1.EndpointSlice, rev uint64) {
 	now := readyPods(s)
 	g.mu.Lock()
@@ -93,8 +95,9 @@ func (g *gate) slice(id key, s *discoveryv1.EndpointSlice, rev uint64) {
 	}
 }
 
-// depart remembers that a pod left although nobody asked about it yet: the slices are watched by one goroutine
-// and pods by another, so that the removal may be seen before the deletion that caused it. The lock is held.
+// depart records that a pod was removed from its last EndpointSlice before ask was called for it.
+// Slices and pods are watched independently, so the removal may be seen before the pod's deletion.
+// The lock must be held.
 func (g *gate) depart(d departure) {
 	old := 0
 	for old < len(g.leaving) && d.at.Sub(g.leaving[old].at) > g.limit {
@@ -107,7 +110,7 @@ func (g *gate) depart(d departure) {
 	g.left[d.uid] = d
 }
 
-// readyPods lists the pods behind the ready endpoints.
+// readyPods returns the UIDs of the pods of the ready endpoints.
 func readyPods(s *discoveryv1.EndpointSlice) []types.UID {
 	if s == nil {
 		return nil
@@ -123,12 +126,13 @@ func readyPods(s *discoveryv1.EndpointSlice) []types.UID {
 	return out
 }
 
-// ask calls open once, from any goroutine, when the pod may be stopped: before ask returns when it stands in no
-// slice and no live node can still think so.
+// ask registers a terminating pod. The gate calls open once, from any goroutine, when the pod may
+// be stopped. It does so before ask returns if no EndpointSlice lists the pod and no live node can
+// still route to it.
 func (g *gate) ask(uid types.UID, open func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if w := g.waiting[uid]; w != nil { // a session that resumed asks again
+	if w := g.waiting[uid]; w != nil { // a resumed session asks again
 		w.open = open
 		return
 	}
@@ -156,7 +160,7 @@ func (g *gate) ask(uid types.UID, open func()) {
 	}
 }
 
-// await starts to wait for the live nodes to reach rev. The lock is held.
+// await starts the wait until all live nodes have applied rev. The lock must be held.
 func (g *gate) await(uid types.UID, w *gateWait, rev uint64) {
 	w.rev, w.pending = rev, make(map[string]struct{})
 	for node, have := range g.applied {
@@ -164,8 +168,8 @@ func (g *gate) await(uid types.UID, w *gateWait, rev uint64) {
 			w.pending[node] = struct{}{}
 		}
 	}
-	// A node that is alive though this replica hears nothing of it may still route to the pod:
-	// rather wait for the limit than lose a request.
+	// A node that is Ready but not connected to this replica may still route to the pod. Waiting
+	// for the limit is better than losing a request.
 	for node := range g.alive {
 		if _, heard := g.applied[node]; !heard {
 			w.pending[node] = struct{}{}
@@ -176,14 +180,14 @@ func (g *gate) await(uid types.UID, w *gateWait, rev uint64) {
 	}
 }
 
-// pass lets the pod through. The lock is held.
+// pass calls open for the pod and removes it. The lock must be held.
 func (g *gate) pass(uid types.UID, w *gateWait) {
 	w.timer.Stop()
 	delete(g.waiting, uid)
 	w.open()
 }
 
-// progress says that the proxy of a node shows rev.
+// progress records that a node's proxy has applied rev.
 func (g *gate) progress(node string, rev uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -204,7 +208,7 @@ func (g *gate) progress(node string, rev uint64) {
 	}
 }
 
-// silent says that nothing is heard of the node here any more.
+// silent records that the node is no longer connected to this replica.
 func (g *gate) silent(node string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -214,7 +218,7 @@ func (g *gate) silent(node string) {
 	}
 }
 
-// nodeReady takes a node's Ready condition.
+// nodeReady records a node's Ready condition.
 func (g *gate) nodeReady(node string, ready bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -228,7 +232,7 @@ func (g *gate) nodeReady(node string, ready bool) {
 	}
 }
 
-// skip stops waiting for a node. The lock is held.
+// skip removes a node from all waits. The lock must be held.
 func (g *gate) skip(node string) {
 	for uid, w := range g.waiting {
 		if _, ok := w.pending[node]; ok {

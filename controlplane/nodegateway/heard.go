@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// heard remembers when each node's last heartbeat came to this replica, also after its session has ended. Heartbeats
-// are in no store: who reads a Node or its Lease is told from here.
+// heard records the time of each node's last heartbeat to this replica, also after the session's
+// end. Heartbeats are not stored: reads of a Node or its Lease get the time from here.
 type heard struct {
 	mu    sync.Mutex
 	nodes map[string]time.Time
 }
 
-// remembered is how long a node that has fallen silent is remembered.
+// remembered is the time after the last heartbeat for which a node is kept.
 const remembered = time.Hour
 
 func newHeard() *heard { return &heard{nodes: make(map[string]time.Time)} }
@@ -38,6 +38,6 @@ func (h *heard) all(now time.Time) map[string]time.Time {
 	return maps.Clone(h.nodes)
 }
 
-// Heard is when the last heartbeat of each node came to this replica. Nodes whose sessions are with other replicas are
-// not in it.
+// Heard returns the time of each node's last heartbeat to this replica. Nodes with a session on
+// another replica are not included.
 func (s *Server) Heard() map[string]time.Time { return s.heard.all(time.Now()) }

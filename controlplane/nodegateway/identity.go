@@ -12,8 +12,8 @@ import (
 	"keelson.dev/keelson/internal/clusterid"
 )
 
-// identified sends this replica's identity on a stream, and refuses an agent that has seen a later
-// incarnation.
+// identified is a stream interceptor that sends this replica's cluster identity. It refuses an
+// agent that has seen a later generation of the cluster (a restore from backup).
 func (s *Server) identified(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	if err := s.compareIdentity(stream.Context(), stream.SetHeader); err != nil {
 		return err
@@ -21,7 +21,7 @@ func (s *Server) identified(srv any, stream grpc.ServerStream, _ *grpc.StreamSer
 	return handler(srv, stream)
 }
 
-// identifiedCall does the same for a call.
+// identifiedCall is the unary form of identified.
 func (s *Server) identifiedCall(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	set := func(md metadata.MD) error { return grpc.SetHeader(ctx, md) }
 	if err := s.compareIdentity(ctx, set); err != nil {
@@ -30,8 +30,8 @@ func (s *Server) identifiedCall(ctx context.Context, req any, _ *grpc.UnaryServe
 	return handler(ctx, req)
 }
 
-// compareIdentity returns the refusal of an agent that has seen a later incarnation. What an agent
-// claims has no other effect.
+// compareIdentity sends this replica's cluster identity with set. It returns an error if the agent
+// has seen a later generation of the cluster. The agent's claim has no other effect.
 func (s *Server) compareIdentity(ctx context.Context, set func(metadata.MD) error) error {
 	if s.cfg.Identity == nil {
 		return nil
