@@ -79,7 +79,8 @@ type change struct {
 	held    bool     // the agent already holds all peers
 	upserts []*fleetv1.Object
 	deletes []*fleetv1.Ref
-	// stopping lists the pods whose termination is new to the agent with this change.
+	// stopping lists the terminating pods of which the agent has not been sent the deletion
+	// timestamp before.
 	stopping []types.UID
 }
 

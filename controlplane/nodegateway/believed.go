@@ -73,8 +73,8 @@ func (x *session) trust() *fleetv1.ControlMessage {
 }
 
 // keepTrust sends the trusted authorities to every session when they change. It also closes
-// connections whose certificate is no longer trusted. Agents with another certificate reconnect at
-// once.
+// connections with a certificate that is no longer trusted. Agents with another certificate
+// reconnect at once.
 func (s *Server) keepTrust(ctx context.Context) error {
 	for {
 		changed := s.cfg.CA.Changed()

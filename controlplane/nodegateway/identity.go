@@ -13,7 +13,7 @@ import (
 )
 
 // identified is a stream interceptor that sends this replica's cluster identity. It refuses an
-// agent that has seen a later generation of the cluster (a restore from backup).
+// agent that knows a later incarnation of the cluster, that is, one recovered or restored since.
 func (s *Server) identified(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	if err := s.compareIdentity(stream.Context(), stream.SetHeader); err != nil {
 		return err
@@ -31,7 +31,7 @@ func (s *Server) identifiedCall(ctx context.Context, req any, _ *grpc.UnaryServe
 }
 
 // compareIdentity sends this replica's cluster identity with set. It returns an error if the agent
-// has seen a later generation of the cluster. The agent's claim has no other effect.
+// knows a later incarnation of the cluster. The agent's claim has no other effect.
 func (s *Server) compareIdentity(ctx context.Context, set func(metadata.MD) error) error {
 	if s.cfg.Identity == nil {
 		return nil

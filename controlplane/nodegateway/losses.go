@@ -14,8 +14,9 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// losses are the grace timers of nodes without a session. A timer that runs out calls lost; when that fails
-// the timer is set again. Timers are soft state: whoever starts arms them from the session records.
+// losses holds the grace timers of nodes without a session. When a timer expires, lost is called;
+// if it fails, the timer is set again. Timers are not stored: at start they are set from the
+// session records.
 type losses struct {
 	log   *slog.Logger
 	retry time.Duration
@@ -31,14 +32,15 @@ type lossTimer struct {
 	epoch uint64
 }
 
-// firesAtOnce is how many nodes are written lost at once: a store that answers nobody is not to be asked by thousands.
+// firesAtOnce bounds the concurrent calls of lost, to protect a store that does not answer.
 const firesAtOnce = 32
 
 func newLosses(log *slog.Logger, lost func(ctx context.Context, node string, epoch uint64) error) *losses {
 	return &losses{log: log, retry: 500 * time.Millisecond, lost: lost, wake: make(chan struct{}, 1), timers: make(map[string]lossTimer)}
 }
 
-// arm starts the timer for the session of that epoch, unless one for it runs already.
+// arm starts the node's timer for the session with the given epoch, unless it already runs for that
+// epoch.
 func (l *losses) arm(node string, epoch uint64, after time.Duration) {
 	l.mu.Lock()
 	if t, ok := l.timers[node]; !ok || t.epoch < epoch {
@@ -58,7 +60,7 @@ func (l *losses) disarm(node string) {
 	delete(l.timers, node)
 }
 
-// keep disarms all timers whose node and epoch still does not hold for.
+// keep stops the timers for which still returns false.
 func (l *losses) keep(still func(node string, epoch uint64) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -69,7 +71,7 @@ func (l *losses) keep(still func(node string, epoch uint64) bool) {
 	}
 }
 
-// run fires timers until ctx ends.
+// run calls lost for expired timers until ctx ends.
 func (l *losses) run(ctx context.Context) error {
 	t := time.NewTimer(0)
 	defer t.Stop()
@@ -80,7 +82,7 @@ func (l *losses) run(ctx context.Context) error {
 		due, next := l.take(time.Now())
 		for node, timer := range due {
 			wg.Go(func() {
-				turn <- struct{}{} // who fires ends by itself
+				turn <- struct{}{} // lost returns by its own timeout
 				defer func() { <-turn }()
 				l.fire(ctx, node, timer.epoch)
 			})
@@ -95,7 +97,7 @@ func (l *losses) run(ctx context.Context) error {
 	}
 }
 
-// take removes the timers that are due and says when the next will be.
+// take removes and returns the expired timers, and the time until the next one expires.
 func (l *losses) take(now time.Time) (map[string]lossTimer, time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,24 +124,25 @@ func (l *losses) fire(ctx context.Context, node string, epoch uint64) {
 	}
 }
 
-// errMoving says of a node that its agent lives and is on its way to another replica.
+// errMoving is returned for a node with a live agent that has no session yet; it delays the loss.
 var errMoving = errors.New("the node is connected and has no session yet")
 
-// moving are nodes whose replica is gone and whose agents are connected to this one. They are given another grace: when a
-// replica dies, thousands of sessions begin at the others at once, and nodes that are called lost meanwhile are more work
-// still.
+// moving tracks nodes of a failed replica that are connected to this one. They get a second grace
+// period. When a replica fails, thousands of sessions start at the others at once, and marking
+// their nodes as lost would add to that load.
 type moving struct {
 	grace time.Duration
 
 	mu     sync.Mutex
-	byNode map[string]lossTimer // until when, and of which session
+	byNode map[string]lossTimer // end of the second grace period, and epoch of the lost session
 }
 
 func newMoving(grace time.Duration) *moving {
 	return &moving{grace: grace, byNode: make(map[string]lossTimer)}
 }
 
-// wait says whether the node is not to be called lost yet.
+// wait reports whether the node's loss must be delayed: it is connected to this replica and its
+// second grace period has not passed.
 func (m *moving) wait(node string, epoch uint64, connected bool, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -155,7 +158,8 @@ func (m *moving) wait(node string, epoch uint64, connected bool, now time.Time) 
 	return false
 }
 
-// leaseSeen ends a session of this replica that a newer epoch has replaced elsewhere, and the timer of one lost here.
+// leaseSeen handles a change of a session record. It ends this replica's session if a newer one
+// exists elsewhere, and stops the timers of a node that has moved to another replica.
 func (s *Server) leaseSeen(o any) {
 	l, ok := o.(*coordinationv1.Lease)
 	if !ok || l.Namespace != v1.NamespaceNodeLease {
@@ -179,7 +183,7 @@ func (s *Server) leaseHandler() cache.ResourceEventHandlerFuncs {
 	}
 }
 
-// records lists the session records of all nodes, from the informer.
+// records returns the session records of all nodes from the informer.
 func (s *Server) records() map[string]record {
 	out := make(map[string]record)
 	for _, o := range s.leases.List() {
@@ -192,7 +196,7 @@ func (s *Server) records() map[string]record {
 	return out
 }
 
-// rearm starts the timers of nodes whose session was here before this process started.
+// rearm starts the timers of nodes with a session on this replica before the process was restarted.
 func (s *Server) rearm() {
 	for node, r := range s.records() {
 		if r.replica == s.cfg.Replica && s.view.session(node) == nil {
@@ -201,9 +205,9 @@ func (s *Server) rearm() {
 	}
 }
 
-// RunLeader watches over the nodes whose session record names a replica that is gone, until ctx
-// (the leadership) ends. c writes as the system and is fenced with the leadership's term. A new
-// leader begins with full timers for all of them: a fail-over by itself loses no node.
+// RunLeader marks nodes as lost when the replica in their session record is gone, until ctx (the
+// leadership) ends. c writes as the system user and is fenced with the leadership's term. A new
+// leader starts with full grace periods, so a fail-over alone loses no node.
 func (s *Server) RunLeader(ctx context.Context, c *client.Client) error {
 	moving := newMoving(s.cfg.Grace)
 	l := newLosses(s.cfg.Log, func(ctx context.Context, node string, epoch uint64) error {
@@ -227,7 +231,8 @@ func (s *Server) RunLeader(ctx context.Context, c *client.Client) error {
 	}
 }
 
-// orphans arms the timers of nodes without a living replica and disarms those of nodes that found one.
+// orphans starts the timers of nodes without a live replica, and stops those of nodes that have one
+// again.
 func (s *Server) orphans(l *losses) {
 	alive := map[string]bool{s.cfg.Replica: true}
 	lives := func(replica string) bool {
@@ -245,7 +250,7 @@ func (s *Server) orphans(l *losses) {
 		}
 		if n, ok := s.view.nodeObject(node); ok && findNodeCondition(n.Status.Conditions, v1.NodeReady) != nil &&
 			findNodeCondition(n.Status.Conditions, v1.NodeReady).Status == v1.ConditionUnknown {
-			continue // written already
+			continue // already marked as lost
 		}
 		l.arm(node, r.epoch, s.cfg.Grace)
 	}

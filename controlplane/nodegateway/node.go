@@ -20,9 +20,9 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// syncNode brings the Node object in line with what the node says of itself: on joining, when the facts change,
-// and when somebody else changed the object (a session elsewhere that thought the node
-// lost, for one). It writes only what differs, so that an idle node writes nothing.
+// syncNode updates the Node object with the facts that the agent reported. It is called when the
+// agent joins, when the facts change, and when another client changes the Node. It writes
+// differences only, so an idle node causes no writes.
 func (x *session) syncNode() {
 	x.put("node", 0, func(ctx context.Context) error {
 		x.mu.Lock()
@@ -36,7 +36,7 @@ func (x *session) syncNode() {
 	})
 }
 
-// writeNode returns the node as it is stored now.
+// writeNode creates or updates the Node from facts and returns the stored Node.
 func (x *session) writeNode(ctx context.Context, facts *v1.Node) (*v1.Node, error) {
 	node, ok := x.srv.view.nodeObject(x.node)
 	for range 5 {
@@ -65,12 +65,13 @@ func (x *session) writeNode(ctx context.Context, facts *v1.Node) (*v1.Node, erro
 		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return nil, x.failed(err, "write status of node")
 		}
-		ok = false // what the informer shows is past
+		ok = false // the cached Node is outdated
 	}
 	return nil, fmt.Errorf("fleet: node %s: too many conflicts on its status", x.node)
 }
 
-// toldUses takes the mark of a restored backup off a Node, once it says which volumes its agent uses.
+// toldUses removes the annotation api.AnnotationUnheard, which a restore from backup sets, once the
+// agent has reported the volumes in use (tells).
 func (x *session) toldUses(ctx context.Context, stored *v1.Node, tells bool) (*v1.Node, error) {
 	if !tells || !api.Unheard(stored) {
 		return stored, nil
@@ -88,7 +89,8 @@ func (x *session) getOrCreateNode(ctx context.Context, facts *v1.Node) (*v1.Node
 	if !apierrors.IsNotFound(err) {
 		return node, err
 	}
-	// A Node that was deleted is not written anew: it took this certificate's right with it, in the same commit.
+	// A deleted Node is not created again: the commit of its deletion also revoked this session's
+	// certificate.
 	if r, ok, err := x.srv.freshRevocation(ctx, x.node); err != nil {
 		return nil, err
 	} else if ok && r.Covers(x.cert) {
@@ -110,23 +112,26 @@ func (x *session) getOrCreateNode(ctx context.Context, facts *v1.Node) (*v1.Node
 	return node, err
 }
 
-// owned says which labels and annotations describe the machine and are kept right; the others are given
-// at registration and belong to the administrator afterwards.
+// owned reports whether a label or annotation describes the machine and is therefore kept in sync.
+// Others are set at registration only and belong to the administrator afterwards.
 func owned(name string) bool {
 	domain, _, ok := strings.Cut(name, "/")
 	return ok && (domain == "csi.volume.kubernetes.io" || domain == "kubernetes.io" || domain == "beta.kubernetes.io" || domain == "keelson.dev" || strings.HasSuffix(domain, ".keelson.dev"))
 }
 
-// draDrivers is the annotation in which an agent names the DRA drivers that it can ask; agents of before leave it out.
+// draDrivers is the Node annotation in which an agent lists its DRA drivers. Agents of earlier
+// releases do not set it.
 const draDrivers = "keelson.dev/dra-drivers"
 
-// tellsVolumes says that an agent tells of the volumes that it uses: an empty list is as good as none on the wire.
+// tellsVolumes reports whether the agent has reported its volumes in use. An annotation states it,
+// because the wire form does not distinguish an empty list from a missing one.
 func tellsVolumes(facts *v1.Node) bool {
 	_, tells := facts.Annotations[api.AnnotationVolumesInUse]
 	return tells
 }
 
-// labelPatch is a merge patch of the metadata that the node owns; nil when all is right.
+// labelPatch returns a merge patch for the labels and annotations that the agent owns, or nil if
+// none differs.
 func labelPatch(stored, facts *v1.Node) []byte {
 	topology := topologyKeys(facts)
 	differing := func(have, want map[string]string) map[string]any {
@@ -148,9 +153,10 @@ func labelPatch(stored, facts *v1.Node) []byte {
 		if _, tells := facts.Annotations[name]; !stands || tells {
 			continue
 		}
-		// An agent that says nothing of volumes now has yet to read what it uses: what stands is as true as status.volumesInUse.
+		// Without tellsVolumes, the agent has not determined its volumes yet. The stored annotation
+		// stays, as status.volumesInUse does.
 		if name != api.AnnotationVolumesHeld && name != api.AnnotationClaimsHeld || tellsVolumes(facts) {
-			a[name] = nil // of a newer agent, or of other flags: this one does not know
+			a[name] = nil // set by a newer agent or with other flags; this agent does not support it
 		}
 	}
 	if len(a) > 0 {
@@ -166,8 +172,9 @@ func labelPatch(stored, facts *v1.Node) []byte {
 	return patch
 }
 
-// mergeNodeStatus is the status of a node with a session: the facts, Ready unless they say otherwise, and
-// what others wrote; with tells the volumes in use are those that the facts name, also none. Conditions that say the same keep their times.
+// mergeNodeStatus returns the status of a node with a session. It consists of the facts, a true
+// Ready condition unless the facts contain one, and the parts that others write. With tells, the
+// volumes in use are those of the facts, even if empty. An unchanged condition keeps its times.
 func mergeNodeStatus(stored, facts *v1.NodeStatus, tells bool, now metav1.Time) *v1.NodeStatus {
 	out := *facts
 	out.Phase = stored.Phase
@@ -176,7 +183,7 @@ func mergeNodeStatus(stored, facts *v1.NodeStatus, tells bool, now metav1.Time) 
 	if !tells {
 		out.VolumesInUse = stored.VolumesInUse
 	}
-	if out.RuntimeHandlers == nil { // an agent that starts has not asked its runtime yet
+	if out.RuntimeHandlers == nil { // a starting agent has not asked its runtime yet
 		out.RuntimeHandlers, out.Features = stored.RuntimeHandlers, stored.Features
 	}
 	reported := facts.Conditions
@@ -207,22 +214,24 @@ func mergeNodeStatus(stored, facts *v1.NodeStatus, tells bool, now metav1.Time) 
 	return &out
 }
 
-// takenBack says whether a condition is one by which the agent said that its own network fails. Of the network of another product the
-// agent says nothing, and such a product may say nothing either: the node would take no pods for ever.
+// takenBack reports whether a stored condition must be removed because the agent no longer reports
+// it. That applies to NetworkUnavailable set by the agent's own network. Another network product
+// would not clear it, and the node would never get pods.
 func takenBack(c v1.NodeCondition, facts *v1.NodeStatus) bool {
 	speaks := findNodeCondition(facts.Conditions, v1.NodeReady) != nil
 	return c.Type == v1.NodeNetworkUnavailable && c.Reason == "NetworkPartFailed" && speaks
 }
 
-// keepExtended returns what the node says of its resources, and the extended resources that somebody else wrote into the
-// stored capacity. As documented, capacity is what is written and taken away; allocatable follows it.
+// keepExtended returns the reported resources plus the extended resources that another client wrote
+// into the stored capacity. As documented by Kubernetes, such a client writes capacity only;
+// allocatable follows it.
 func keepExtended(stored, facts *v1.NodeStatus) (capacity, allocatable v1.ResourceList) {
 	capacity, allocatable = facts.Capacity, facts.Allocatable
 	for name, q := range extended(stored.Capacity) {
 		if _, own := facts.Capacity[name]; own {
 			continue
 		}
-		if len(capacity) == len(facts.Capacity) { // the facts are shared
+		if len(capacity) == len(facts.Capacity) { // clone: the facts are shared
 			capacity, allocatable = maps.Clone(facts.Capacity), maps.Clone(facts.Allocatable)
 			if capacity == nil {
 				capacity = v1.ResourceList{}
@@ -236,9 +245,10 @@ func keepExtended(stored, facts *v1.NodeStatus) (capacity, allocatable v1.Resour
 	return capacity, allocatable
 }
 
-// lostNodeStatus returns the status of a node without a session, or nil when the stored status says so already. Its
-// conditions have heartbeat, the time of the node's last message, unless that is older than the stored one. Heartbeats are
-// not stored while a node is Ready, and replicas forget them after an hour.
+// lostNodeStatus returns the status of a node without a session, or nil if Ready is already
+// Unknown. Its conditions get heartbeat, the time of the node's last message, unless the stored
+// time is later. Heartbeats are not stored while a node is Ready, and replicas forget them after an
+// hour.
 func lostNodeStatus(stored *v1.NodeStatus, heartbeat time.Time, now metav1.Time) *v1.NodeStatus {
 	ready := findNodeCondition(stored.Conditions, v1.NodeReady)
 	if ready != nil && ready.Status == v1.ConditionUnknown {

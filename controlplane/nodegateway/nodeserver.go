@@ -20,15 +20,17 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// What a node may ask about those who knock at its own HTTPS server.
+// Limits for the authentication and authorization reviews that a node requests for clients of its
+// HTTPS server.
 const (
-	maxReviews      = 16 // at once, for one node
+	maxReviews      = 16 // concurrent reviews of one node
 	reviewPatience  = 5 * time.Second
-	maxReviewBytes  = 32 << 10 // of a token, or of a name, its groups and its certificate
+	maxReviewBytes  = 32 << 10 // of a token, or of a user name, its groups and its certificate
 	maxReviewGroups = 256
 )
 
-// SignServing implements fleetv1.FleetServer.
+// SignServing implements fleetv1.FleetServer: it signs a certificate for the HTTPS server of the
+// calling node, unless the node's client certificate is revoked.
 func (s *Server) SignServing(ctx context.Context, r *fleetv1.ServingRequest) (_ *fleetv1.ServingResponse, err error) {
 	node, err := nodeOf(ctx)
 	if err != nil {
@@ -54,7 +56,7 @@ func (s *Server) SignServing(ctx context.Context, r *fleetv1.ServingRequest) (_ 
 	return &fleetv1.ServingResponse{CertificatePem: cert}, nil
 }
 
-// addressOf is where the caller is, as seen from here.
+// addressOf returns the caller's IP address as seen by this replica, or the zero address.
 func addressOf(ctx context.Context) netip.Addr {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -67,8 +69,9 @@ func addressOf(ctx context.Context) netip.Addr {
 	return a.Addr().Unmap().WithZone("")
 }
 
-// Review implements fleetv1.FleetServer. The node asks as itself: it learns what it could learn of the API, and about
-// its own subresources only.
+// Review implements fleetv1.FleetServer: it authenticates a client of the node's HTTPS server and
+// checks the client's access. The reviews are made with the node's identity, and only for
+// subresources of its own Node.
 func (s *Server) Review(ctx context.Context, r *fleetv1.ReviewRequest) (*fleetv1.ReviewResponse, error) {
 	node, err := nodeOf(ctx)
 	if err != nil {
@@ -126,18 +129,19 @@ func (s *Server) Review(ctx context.Context, r *fleetv1.ReviewRequest) (*fleetv1
 	return out, nil
 }
 
-// revokedClient reports whether the client certificate that a node presents for a user is a node's certificate that was
-// revoked. A certificate that does not parse counts as revoked: the node accepted it as one of the cluster's.
+// revokedClient reports whether a client certificate, as passed on by a node, is a revoked
+// certificate of the node user. An unparsable certificate counts as revoked, because the node has
+// accepted it as one of the cluster.
 func (s *Server) revokedClient(user string, der []byte) bool {
 	node, ok := strings.CutPrefix(user, api.NodeUserPrefix)
-	if !ok || len(der) == 0 { // agents of earlier releases present no certificate
+	if !ok || len(der) == 0 { // agents of earlier releases send no certificate
 		return false
 	}
 	cert, err := x509.ParseCertificate(der)
 	return err != nil || cert.Subject.CommonName != user || s.revoked(node, cert)
 }
 
-// fitReview bounds what one node may have reviewed at once.
+// fitReview returns an error if a review request is malformed or too large.
 func fitReview(r *fleetv1.ReviewRequest) error {
 	size := len(r.Token) + len(r.User) + len(r.Certificate)
 	for _, g := range r.Groups {

@@ -26,8 +26,8 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// kind is one of the kinds that travel to agents, in the order in which they are sent: what a pod
-// references comes before the pod.
+// kind is an object kind that is sent to agents. The order is the order of sending: objects that a
+// pod references come before the pod.
 type kind uint8
 
 const (
@@ -44,18 +44,18 @@ const (
 	kindServiceAccount
 	kindConfigMap
 	kindSecret
-	kindAddressGroup // before the policies that name them
+	kindAddressGroup // before the policies that reference it
 	kindNetworkPolicy
 	kindPod
 	kindCount
 )
 
-// kindInfo says how a kind is named and who receives it.
+// kindInfo describes how a kind is named and distributed.
 type kindInfo struct {
 	name, apiVersion string
-	// everyone is true for the kinds of which every node receives every object.
+	// everyone is true for kinds of which every node gets every object.
 	everyone bool
-	informer func(*client.Informers) cache.SharedIndexInformer // nil: none exists
+	informer func(*client.Informers) cache.SharedIndexInformer // nil: the kind is not stored
 }
 
 var kinds = [kindCount]kindInfo{
@@ -72,12 +72,12 @@ var kinds = [kindCount]kindInfo{
 	kindServiceAccount:   {"ServiceAccount", "v1", false, client.Informer[*v1.ServiceAccount]},
 	kindConfigMap:        {"ConfigMap", "v1", false, client.Informer[*v1.ConfigMap]},
 	kindSecret:           {"Secret", "v1", false, client.Informer[*v1.Secret]},
-	kindAddressGroup:     {"AddressGroup", "v1", false, nil}, // made here (fleet/policy)
+	kindAddressGroup:     {"AddressGroup", "v1", false, nil}, // computed by package policy
 	kindNetworkPolicy:    {"NetworkPolicy", "networking.k8s.io/v1", false, client.Informer[*networkingv1.NetworkPolicy]},
 	kindPod:              {"Pod", "v1", false, client.Informer[*v1.Pod]},
 }
 
-// key names one object.
+// key identifies an object.
 type key struct {
 	kind            kind
 	namespace, name string
@@ -85,7 +85,7 @@ type key struct {
 
 func keyOf(k kind, o api.Object) key { return key{k, o.GetNamespace(), o.GetName()} }
 
-// storeKey is the key under which informers hold the object.
+// storeKey returns the key of the object in an informer's store.
 func (k key) storeKey() string {
 	if k.namespace == "" {
 		return k.name
@@ -93,7 +93,7 @@ func (k key) storeKey() string {
 	return k.namespace + "/" + k.name
 }
 
-// revisionOf is the store revision of an object; 0 when it carries none.
+// revisionOf returns the store revision of an object, or 0 if it has none.
 func revisionOf(o api.Object) uint64 {
 	n, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
 	if err != nil {
@@ -102,15 +102,15 @@ func revisionOf(o api.Object) uint64 {
 	return n
 }
 
-// marshaler is what every generated API type can do.
+// marshaler is the protobuf encoder of generated API types.
 type marshaler interface{ Marshal() ([]byte, error) }
 
-// k8sMagic opens the protobuf envelope of Kubernetes objects.
+// k8sMagic is the prefix of the protobuf envelope of Kubernetes objects.
 var k8sMagic = []byte{'k', '8', 's', 0}
 
-// slimNode is what agents need of nodes: who they are, their CIDRs and addresses; and, for the node's own admission of
-// pods, labels, taints and the extended resources that somebody gave it; and what is attached to it. The rest, above all the images, is long and
-// changes often.
+// slimNode returns a Node with only the fields that an agent needs. These are identity, CIDRs,
+// addresses, attached volumes and, for pod admission, labels, taints and extended resources. The
+// rest, above all the images, is large and changes often.
 func slimNode(n *v1.Node) *v1.Node {
 	return &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: n.Labels, Annotations: n.Annotations},
@@ -120,7 +120,8 @@ func slimNode(n *v1.Node) *v1.Node {
 	}
 }
 
-// attaching is, for a node that uses attached volumes, whether it is known to be there: it mounts none before it is.
+// attaching returns the status of the Ready condition of a node with attached volumes, otherwise
+// nil. The node mounts attached volumes only when it is known to be Ready.
 func attaching(n *v1.Node) []v1.NodeCondition {
 	ready := findNodeCondition(n.Status.Conditions, v1.NodeReady)
 	if len(n.Status.VolumesInUse) == 0 || ready == nil {
@@ -129,7 +130,7 @@ func attaching(n *v1.Node) []v1.NodeCondition {
 	return []v1.NodeCondition{{Type: ready.Type, Status: ready.Status}}
 }
 
-// extended picks the extended resources of a list; nil when none exist.
+// extended returns the extended resources of a list, or nil.
 func extended(all v1.ResourceList) v1.ResourceList {
 	var out v1.ResourceList
 	for name, q := range all {
@@ -143,14 +144,15 @@ func extended(all v1.ResourceList) v1.ResourceList {
 	return out
 }
 
-// isExtended says that a resource is none of Kubernetes' own: its name has a domain, which is not kubernetes.io.
+// isExtended reports whether a resource name is that of an extended resource: it has a domain other
+// than kubernetes.io.
 func isExtended(name v1.ResourceName) bool {
 	domain, _, ok := strings.Cut(string(name), "/")
 	return ok && domain != "kubernetes.io" && !strings.HasSuffix(domain, ".kubernetes.io") &&
 		!strings.HasPrefix(domain, "requests.")
 }
 
-// sameSlim says whether agents need not hear of the change.
+// sameSlim reports whether two Nodes are equal for agents, that is, have the same slimNode.
 func sameSlim(a, b *v1.Node) bool {
 	return a.UID == b.UID && maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations) &&
 		equality.Semantic.DeepEqual(a.Spec, b.Spec) && slices.Equal(a.Status.Addresses, b.Status.Addresses) &&
@@ -159,7 +161,7 @@ func sameSlim(a, b *v1.Node) bool {
 		slices.EqualFunc(attaching(a), attaching(b), func(x, y v1.NodeCondition) bool { return x.Status == y.Status })
 }
 
-// encode puts an object into its wire form.
+// encode returns the wire form of an object.
 func encode(k kind, o api.Object) (*fleetv1.Object, error) {
 	if n, ok := o.(*v1.Node); ok {
 		o = slimNode(n)
@@ -183,7 +185,7 @@ func encode(k kind, o api.Object) (*fleetv1.Object, error) {
 	}, nil
 }
 
-// decode reads the wire form into out. The envelope must name the kind.
+// decode reads the wire form raw into out. It fails if the envelope's kind is not wantKind.
 func decode(raw []byte, wantKind string, out interface{ Unmarshal([]byte) error }) error {
 	if len(raw) < 4 || string(raw[:4]) != string(k8sMagic) {
 		return fmt.Errorf("decode %s: not a Kubernetes protobuf", wantKind)
@@ -204,8 +206,8 @@ func decode(raw []byte, wantKind string, out interface{ Unmarshal([]byte) error 
 	return nil
 }
 
-// encodings keeps the wire form of shared objects, so that each is encoded once per revision however
-// many sessions receive it. A pod goes to one node only and is not kept.
+// encodings caches the wire form of shared objects, so that each revision is encoded once for all
+// sessions. Pods and Secrets are not cached.
 type encodings struct {
 	mu    sync.Mutex
 	byUID map[types.UID]*fleetv1.Object
@@ -213,7 +215,7 @@ type encodings struct {
 
 func newEncodings() *encodings { return &encodings{byUID: make(map[types.UID]*fleetv1.Object)} }
 
-// get returns the wire form of o, shared: do not modify.
+// get returns the wire form of o. The result is shared and must not be modified.
 func (e *encodings) get(k kind, o api.Object) (*fleetv1.Object, error) {
 	if k == kindPod || k == kindSecret || o.GetUID() == "" {
 		return encode(k, o)

@@ -10,25 +10,28 @@ import (
 )
 
 const (
-	// fullPace is up to how many nodes each is heard of as often as configured. In larger clusters nodes say less often
-	// that they live, down to a third as often at slowPace nodes, and are waited for up to twice as long.
+	// fullPace is the number of nodes up to which heartbeats use the configured interval. In larger
+	// clusters the interval and the suspect timeout grow linearly until slowPace nodes, by the
+	// factors slowestBeat and longestWait.
 	fullPace    = 1000
 	slowPace    = 5000
-	slowestBeat = 3 // times the configured one
-	longestWait = 2 // times the configured one
+	slowestBeat = 3 // times the configured interval
+	longestWait = 2 // times the configured timeout
 
-	// joinsAtOnce is how many sessions a replica begins at once, and joinPatience for how long others wait for their turn,
-	// less than agents wait for their welcome. When thousands come together, those that are in are served first: a
-	// session that broke for want of an answer would come again, and make more work than it was.
+	// joinsAtOnce bounds the sessions that start concurrently on a replica. joinPatience is the
+	// time for which others wait; it is shorter than an agent's wait for Welcome. If thousands of
+	// agents connect, started sessions finish first: a session that timed out would connect again
+	// and add load.
 	joinsAtOnce  = 32
 	joinPatience = 4 * time.Second
-	// joinSlot is the longest time for which a session that begins keeps others from it.
+	// joinSlot is the longest time for which a starting session occupies its slot.
 	joinSlot = 4 * time.Second
 
 	leastGrace = time.Second
 )
 
-// paceOf is how often a node says that it lives in a cluster of so many, and after which silence it is given up.
+// paceOf returns the heartbeat interval and the suspect timeout for a cluster with the given number
+// of nodes. beat and suspect are the configured values.
 func paceOf(beat, suspect time.Duration, nodes int) (every, silence time.Duration) {
 	over := min(max(0, nodes-fullPace), slowPace-fullPace)
 	longer := func(d time.Duration, most int) time.Duration {
@@ -37,12 +40,13 @@ func paceOf(beat, suspect time.Duration, nodes int) (every, silence time.Duratio
 	return longer(beat, slowestBeat), longer(suspect, longestWait)
 }
 
-// pace is that of this cluster now.
+// pace returns the present heartbeat interval and suspect timeout of this cluster.
 func (s *Server) pace() (every, silence time.Duration) {
 	return paceOf(s.cfg.Heartbeat, s.cfg.Suspect, s.view.peers.size())
 }
 
-// graceAfter is how long a node has to come back. One that was waited for because it was silent has had a part of that.
+// graceAfter returns the grace period of a node after its session ended. A suspect timeout longer
+// than configured is deducted, down to leastGrace.
 func (s *Server) graceAfter(silence time.Duration) time.Duration {
 	if over := silence - s.cfg.Suspect; over > 0 {
 		return max(s.cfg.Grace-over, min(leastGrace, s.cfg.Grace))
@@ -50,10 +54,11 @@ func (s *Server) graceAfter(silence time.Duration) time.Duration {
 	return s.cfg.Grace
 }
 
-// turns are taken by sessions that begin.
+// turns is a semaphore for starting sessions.
 type turns chan struct{}
 
-// take waits for a turn, and returns what ends it; it ends by itself after a while.
+// take waits up to patience for a slot and returns the function that frees it. The slot is freed
+// automatically after joinSlot.
 func (t turns) take(ctx context.Context, patience time.Duration) (end func(), err error) {
 	wait := time.NewTimer(patience)
 	defer wait.Stop()

@@ -16,25 +16,26 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// kindPeer is what deletions call other nodes.
+// kindPeer is the kind name of other nodes in deletions.
 const kindPeer = "Peer"
 
-// wireguardKey is the annotation in which an agent tells its node's public key; others leave it out.
+// wireguardKey is the Node annotation with the node's WireGuard public key. Nodes without WireGuard
+// do not set it.
 const wireguardKey = "keelson.dev/wireguard-key"
 
-// Numbers of fields of ObjectSet.
+// Field numbers of ObjectSet.
 const (
 	fieldUpserts protowire.Number = 2
 	fieldPeers   protowire.Number = 4
 )
 
-// digest stands for a set of peers: the sum of those of each (fleet.proto).
+// digest identifies a set of peers: the sum of the hashes of its members (fleet.proto).
 type digest [2]uint64
 
 func (d digest) plus(e digest) digest  { return digest{d[0] + e[0], d[1] + e[1]} }
 func (d digest) minus(e digest) digest { return digest{d[0] - e[0], d[1] - e[1]} }
 
-// digestOf reads what an agent says; nil when it does not know peers.
+// digestOf parses an agent's digest; nil if the agent does not support peers.
 func digestOf(raw []byte) *digest {
 	if len(raw) != 16 {
 		return nil
@@ -42,7 +43,8 @@ func digestOf(raw []byte) *digest {
 	return &digest{binary.BigEndian.Uint64(raw), binary.BigEndian.Uint64(raw[8:])}
 }
 
-// peerOf is a node as others are told of it; nil while they cannot reach its pods.
+// peerOf returns the information that other nodes get about a node, or nil if its pods are not
+// reachable yet (no pod CIDR or address).
 func peerOf(n *v1.Node) *fleetv1.Peer {
 	p := &fleetv1.Peer{Name: n.Name, Uid: string(n.UID), PodCidrs: n.Spec.PodCIDRs}
 	if len(p.PodCidrs) == 0 && n.Spec.PodCIDR != "" {
@@ -67,7 +69,8 @@ func samePeer(a, b *fleetv1.Peer) bool {
 		bytes.Equal(a.WireguardKey, b.WireguardKey)
 }
 
-// field is a message as a field of an ObjectSet.
+// field encodes a message as a field of ObjectSet. It returns the field with its tag, and the
+// message alone.
 func field(n protowire.Number, m proto.Message) (wire, body []byte, err error) {
 	if body, err = (proto.MarshalOptions{Deterministic: true}).Marshal(m); err != nil {
 		return nil, nil, err
@@ -76,7 +79,7 @@ func field(n protowire.Number, m proto.Message) (wire, body []byte, err error) {
 	return protowire.AppendBytes(wire, body), body, nil
 }
 
-// noticeOf is an object of a kind that every node holds, as it is told of.
+// noticeOf returns the log entry of an object of a kind that every node gets.
 func noticeOf(k kind, o api.Object) (notice, error) {
 	n := notice{key: keyOf(k, o), uid: o.GetUID(), revision: revisionOf(o)}
 	enc, err := encode(k, o)
@@ -89,7 +92,7 @@ func noticeOf(k kind, o api.Object) (notice, error) {
 	return n, nil
 }
 
-// noticeOfPeer is a node as the others are told of it.
+// noticeOfPeer returns the log entry of a node as a peer.
 func noticeOfPeer(o *v1.Node, p *fleetv1.Peer) (notice, error) {
 	n := notice{key: keyOf(kindNode, o), uid: o.UID, revision: revisionOf(o)}
 	wire, body, err := field(fieldPeers, p)
@@ -101,10 +104,10 @@ func noticeOfPeer(o *v1.Node, p *fleetv1.Peer) (notice, error) {
 	return n, nil
 }
 
-// goneNotice says that an object is no more.
+// goneNotice returns the log entry of a deleted object.
 func goneNotice(k kind, o api.Object) notice { return notice{key: keyOf(k, o), uid: o.GetUID()} }
 
-// thin is what an agent is sent of an object that it holds.
+// thin returns the encoded object without content, for an agent that already holds this revision.
 func (n *notice) thin() ([]byte, error) {
 	wire, _, err := field(fieldUpserts, &fleetv1.Object{Kind: kinds[n.key.kind].name, Namespace: n.key.namespace, Name: n.key.name, Revision: n.revision})
 	return wire, err

@@ -20,18 +20,18 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// podStatus stores a reported status; the newest per pod wins.
+// podStatus queues a reported pod status for writing. A newer report of the same pod replaces it.
 func (x *session) podStatus(m *fleetv1.PodStatus) error {
 	if err := checkNames(m.Namespace, m.Name, m.Uid); err != nil {
 		return err
 	}
 	uid := types.UID(m.Uid)
-	// It is decoded when its turn comes: what waits is as large as what was sent, and no larger.
+	// Decoding happens in the write: a queued report takes no more memory than its encoding.
 	x.put("pod/"+m.Uid, len(m.Pod), func(ctx context.Context) error {
 		reported := &v1.Pod{}
 		if err := decode(m.Pod, "Pod", reported); err != nil {
 			x.log.Warn("message from agent", "err", fmt.Errorf("status of pod %s/%s: %w", m.Namespace, m.Name, err))
-			return nil // trying again does not mend it
+			return nil // a retry would fail again
 		}
 		if err := x.writeStatus(ctx, m.Namespace, m.Name, uid, &reported.Status); err != nil {
 			return err
@@ -42,10 +42,10 @@ func (x *session) podStatus(m *fleetv1.PodStatus) error {
 	return nil
 }
 
-// maxNames is above what namespace, name and UID of an object have together.
+// maxNames bounds the names of one object in a message; valid ones are shorter.
 const maxNames = 4 << 10
 
-// checkNames refuses names that no object has, before anything keeps them.
+// checkNames returns an error if the names are longer in total than those of any object.
 func checkNames(names ...string) error {
 	all := 0
 	for _, n := range names {
@@ -57,8 +57,8 @@ func checkNames(names ...string) error {
 	return nil
 }
 
-// put has work done for what the node reports. A node of which more waits than any node has to say is shown out; it
-// comes back with its whole state.
+// put queues a write for the given key; bytes is its memory use. If too much is queued for the
+// node, the session ends, and the agent reconnects with its full state.
 func (x *session) put(key string, bytes int, do func(ctx context.Context) error) {
 	if !x.work.put(key, bytes, do) {
 		x.end(errTooMuch)
@@ -71,8 +71,8 @@ func (x *session) ackPod(uid types.UID) {
 	x.post(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_StatusAck{StatusAck: &fleetv1.StatusAck{Uid: string(uid)}}})
 }
 
-// writeStatus writes the status when it differs from what is stored. nil also means that it can never
-// be written: the pod is gone, is another one of the same name, or is not this node's.
+// writeStatus writes the reported status if it differs from the stored one. It also returns nil if
+// the status can never be written: the pod is gone, was replaced, or is not bound to this node.
 func (x *session) writeStatus(ctx context.Context, namespace, name string, uid types.UID, reported *v1.PodStatus) error {
 	x.says(uid, reported)
 	pod, ok := x.newest(namespace, name, uid)
@@ -84,7 +84,7 @@ func (x *session) writeStatus(ctx context.Context, namespace, name string, uid t
 			}
 		}
 		if pod.UID != uid || pod.Spec.NodeName != x.node {
-			if ok { // the informer may lag behind: ask the store
+			if ok { // the informer may lag behind: read from the store
 				ok = false
 				continue
 			}
@@ -94,7 +94,7 @@ func (x *session) writeStatus(ctx context.Context, namespace, name string, uid t
 		if equality.Semantic.DeepEqual(&pod.Status, want) {
 			return nil
 		}
-		next := *pod // shares everything but the status, which the callee receives whole
+		next := *pod // shares all fields but the status with the cached pod
 		next.Status = *want
 		stored, err := client.UpdateStatus(ctx, x.api, &next)
 		if apierrors.IsInvalid(err) {
@@ -109,8 +109,9 @@ func (x *session) writeStatus(ctx context.Context, namespace, name string, uid t
 	return fmt.Errorf("fleet: status of pod %s/%s: too many conflicts", namespace, name)
 }
 
-// written takes in what became of a write of a part of a pod: again says that it is to be made on what is stored by now. nil
-// also means that the pod is gone, or is not this node's.
+// written handles the result of a write of a part of a pod. again is true if the write must be
+// repeated on the newest stored pod. The error is also nil if the pod is gone or not bound to this
+// node.
 func (x *session) written(part string, pod, stored *v1.Pod, err error) (again bool, _ error) {
 	switch {
 	case err == nil:
@@ -124,7 +125,8 @@ func (x *session) written(part string, pod, stored *v1.Pod, err error) (again bo
 	return false, x.failed(err, "write %s of pod %s/%s", part, pod.Namespace, pod.Name)
 }
 
-// read asks the store for a pod; neither pod nor error when it is gone, or no longer this node's.
+// read gets a pod from the store. It returns neither pod nor error if the pod is gone or not bound
+// to this node.
 func (x *session) read(ctx context.Context, namespace, name string, uid types.UID) (*v1.Pod, error) {
 	pod, err := client.Get[*v1.Pod](ctx, x.api, namespace, name)
 	switch {
@@ -136,22 +138,22 @@ func (x *session) read(ctx context.Context, namespace, name string, uid types.UI
 	return nil, x.failed(err, "read pod %s/%s", namespace, name)
 }
 
-// ours says whether the informer shows the pod on this node. A node is forbidden what is not its own, so that a refusal
-// means "gone or moved", unless the authorizer's index is only behind.
+// ours reports whether the informer shows the pod, with this UID, bound to this node. If so, a
+// Forbidden error only means that the authorizer's index lags behind.
 func (x *session) ours(namespace, name string, uid types.UID) bool {
 	p, ok := x.srv.view.pod(namespace, name)
 	return ok && p.UID == uid && p.Spec.NodeName == x.node
 }
 
-// failed wraps the error of a try; work warns when the tries go on failing.
+// failed wraps the error of an attempt. Repeated failures are logged by complaints.
 func (x *session) failed(err error, format string, args ...any) error {
 	what := fmt.Sprintf(format, args...)
 	x.log.Debug("will retry", "what", what, "err", err)
 	return fmt.Errorf("fleet: node %s: %s: %w", x.node, what, err)
 }
 
-// mergePodStatus is what to store when a node reports: its own words, with the conditions that
-// others wrote kept, and never back from a final phase. The result shares parts with both.
+// mergePodStatus returns the status to store: the reported one with the stored conditions of other
+// writers. A final phase is never left. The result shares memory with both arguments.
 func mergePodStatus(stored, reported *v1.PodStatus) *v1.PodStatus {
 	out := *reported
 	out.Conditions = mergePodConditions(stored.Conditions, reported.Conditions)
@@ -167,18 +169,19 @@ func mergePodStatus(stored, reported *v1.PodStatus) *v1.PodStatus {
 	if out.NominatedNodeName == "" {
 		out.NominatedNodeName = stored.NominatedNodeName
 	}
-	out.ResourceClaimStatuses = stored.ResourceClaimStatuses // a node may read the claims that are named there
+	out.ResourceClaimStatuses = stored.ResourceClaimStatuses // not from the report: a node may read the claims that are named here
 	for _, list := range []*[]v1.ContainerStatus{&out.InitContainerStatuses, &out.ContainerStatuses, &out.EphemeralContainerStatuses} {
 		*list = shortWaits(*list)
 	}
 	return &out
 }
 
-// mostOfAWait is of what a node says of why a container waits, more than its agent says of that. Agents of before put pages of registries
-// there, and the status would be refused again and again.
+// mostOfAWait bounds the message of a waiting container. It is larger than agents send today;
+// earlier agents sent whole pages of registries, and the status would be refused repeatedly.
 const mostOfAWait = 8 << 10
 
-// shortWaits cuts such messages, and leaves the list as it is where none exists to cut.
+// shortWaits returns the list with messages of waiting containers truncated to mostOfAWait. It
+// copies the list only if it changes it.
 func shortWaits(list []v1.ContainerStatus) []v1.ContainerStatus {
 	cut := false
 	for i := range list {
@@ -211,7 +214,7 @@ func mergePodConditions(stored, reported []v1.PodCondition) []v1.PodCondition {
 	for _, c := range reported {
 		if old := find(stored, c.Type); old != nil {
 			if c.Type == v1.PodScheduled {
-				c = *old // the scheduler's word
+				c = *old // written by the scheduler
 			} else if old.Status == c.Status && !old.LastTransitionTime.IsZero() {
 				c.LastTransitionTime = old.LastTransitionTime
 			}
@@ -219,7 +222,8 @@ func mergePodConditions(stored, reported []v1.PodCondition) []v1.PodCondition {
 		out = append(out, c)
 	}
 	for _, c := range stored {
-		// A resize is the node's to tell of: what it says nothing of is over.
+		// Only the node sets the resize conditions: if it no longer reports one, the resize is
+		// over.
 		resize := c.Type == v1.PodResizePending || c.Type == v1.PodResizeInProgress
 		if find(reported, c.Type) == nil && !resize {
 			out = append(out, c)
@@ -228,7 +232,7 @@ func mergePodConditions(stored, reported []v1.PodCondition) []v1.PodCondition {
 	return out
 }
 
-// podGone removes the object of a pod of which nothing is left on the node.
+// podGone deletes the Pod object after the node has removed everything of the pod.
 func (x *session) podGone(m *fleetv1.PodGone) error {
 	if err := checkNames(m.Namespace, m.Name, m.Uid); err != nil {
 		return err
@@ -240,7 +244,7 @@ func (x *session) podGone(m *fleetv1.PodGone) error {
 			GracePeriodSeconds: &now,
 			Preconditions:      &metav1.Preconditions{UID: &uid},
 		})
-		// A conflict means that another pod has the name by now.
+		// A conflict means that another pod has the name.
 		gone := err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) ||
 			apierrors.IsForbidden(err) && !x.ours(m.Namespace, m.Name, uid)
 		if !gone {

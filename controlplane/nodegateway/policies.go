@@ -17,13 +17,13 @@ import (
 	"keelson.dev/keelson/controlplane/nodegateway/policy"
 )
 
-// The Service by whose address pods ask for names, and the address of the node itself that answers, too.
+// The Service that pods use for DNS, and the node-local address that answers as well.
 const (
 	dnsService   = "kube-dns"
 	dnsLinkLocal = "169.254.20.10"
 )
 
-// policySource is the view as the index of policies reads it.
+// policySource implements policy.Source with the view's informer stores.
 type policySource struct{ v *view }
 
 func (s policySource) Pods(namespace string) []*v1.Pod {
@@ -62,7 +62,8 @@ func (s policySource) Namespaces() []*v1.Namespace {
 // Peer implements policy.Source.
 func (s policySource) Peer(p *v1.Pod) *v1.Pod { return s.v.addresses.Peer(p) }
 
-// addressesChanged has groups follow a Node whose change decides which addresses of pods count.
+// addressesChanged updates address groups after a change of a Node that decides which pod addresses
+// are valid.
 func (v *view) addressesChanged(old, now *v1.Node) {
 	if old != nil && now != nil && !podaddress.NodeChanged(old, now) {
 		return
@@ -82,7 +83,7 @@ func (v *view) addressesChanged(old, now *v1.Node) {
 	v.rejudge(concerned)
 }
 
-// rejudge has groups follow what of the pods' addresses counts now.
+// rejudge updates the address groups with the presently valid addresses of the given pods.
 func (v *view) rejudge(pods []*v1.Pod) {
 	var changed []string
 	for _, p := range pods {
@@ -91,7 +92,8 @@ func (v *view) rejudge(pods []*v1.Pod) {
 	v.groupsChanged(changed)
 }
 
-// rangeChanged has groups follow a ServiceCIDR: addresses of pods in a range of Services do not count.
+// rangeChanged updates address groups after a change of a ServiceCIDR: pod addresses in a Service
+// range are invalid.
 func (v *view) rangeChanged(old, now *networkingv1.ServiceCIDR) {
 	if old != nil && now != nil && !podaddress.RangeChanged(old, now) {
 		return
@@ -105,7 +107,8 @@ func (v *view) rangeChanged(old, now *networkingv1.ServiceCIDR) {
 	v.rejudge(concerned)
 }
 
-// watchRanges has groups follow the ranges of Services, where addresses of pods are judged.
+// watchRanges registers a handler that updates address groups when ServiceCIDRs change. It does
+// nothing if pod addresses are not validated.
 func (v *view) watchRanges(i *client.Informers) {
 	if v.addresses == nil {
 		return
@@ -126,7 +129,7 @@ func (v *view) watchRanges(i *client.Informers) {
 	v.handlers = append(v.handlers, reg)
 }
 
-// watchNamespaces has groups follow the labels of namespaces.
+// watchNamespaces registers a handler that updates address groups when namespace labels change.
 func (v *view) watchNamespaces(i *client.Informers) {
 	inf := client.Informer[*v1.Namespace](i)
 	v.namespaces = inf.GetIndexer()
@@ -146,7 +149,7 @@ func (v *view) watchNamespaces(i *client.Informers) {
 	v.handlers = append(v.handlers, reg)
 }
 
-// podChanged has groups follow a pod.
+// podChanged updates address groups after a change of a pod.
 func (v *view) podChanged(old, now api.Object) {
 	was, _ := old.(*v1.Pod)
 	is, _ := now.(*v1.Pod)
@@ -155,7 +158,8 @@ func (v *view) podChanged(old, now api.Object) {
 	}
 }
 
-// policyChanged tells of a policy the nodes of the pods that it selects, or selected before.
+// policyChanged updates the policy index after a change of a NetworkPolicy. It marks the policy,
+// and the pods that it selects or selected before, in the affected sessions.
 func (v *view) policyChanged(id key, old, now api.Object) {
 	was, _ := old.(*networkingv1.NetworkPolicy)
 	is, _ := now.(*networkingv1.NetworkPolicy)
@@ -163,7 +167,7 @@ func (v *view) policyChanged(id key, old, now api.Object) {
 	for _, name := range gone {
 		v.enc.forget(policy.UID(name))
 	}
-	for _, name := range made { // a session may hold what it was before it was gone
+	for _, name := range made { // a session may hold a former group of the same name
 		v.markInterested(key{kindAddressGroup, "", name})
 	}
 	v.markInterested(id)
@@ -182,7 +186,7 @@ func selects(p *networkingv1.NetworkPolicy, pod *v1.Pod) bool {
 	return err == nil && s.Matches(labels.Set(pod.Labels))
 }
 
-// dnsChanged notes at which addresses nodes answer for the cluster's names.
+// dnsChanged updates the policy index with the addresses at which nodes answer cluster DNS.
 func (v *view) dnsChanged(id key, now api.Object) {
 	if id.namespace != policy.DNSNamespace || id.name != dnsService {
 		return
@@ -199,7 +203,7 @@ func (v *view) dnsChanged(id key, now api.Object) {
 	v.groupsChanged(v.policies.DNS(addresses))
 }
 
-// policyReferences are the policies of a pod, and the groups of a policy.
+// policyReferences returns the policies that select a pod, or the address groups of a policy.
 func (v *view) policyReferences(o api.Object) (keys []key) {
 	switch o := o.(type) {
 	case *v1.Pod:
@@ -207,7 +211,7 @@ func (v *view) policyReferences(o api.Object) (keys []key) {
 			keys = append(keys, key{kindNetworkPolicy, o.Namespace, name})
 		}
 	case *networkingv1.NetworkPolicy:
-		var r refSet // several peers may be the same
+		var r refSet // several peers may share a group
 		for _, name := range v.policies.Groups(o.Namespace, o.Name) {
 			r.add(kindAddressGroup, "", name)
 		}
@@ -216,8 +220,8 @@ func (v *view) policyReferences(o api.Object) (keys []key) {
 	return keys
 }
 
-// regroup are the groups that have changed and of which the nodes are told with the next wave: each change sends a whole
-// group to all nodes that use it.
+// regroup collects the changed address groups until the next wave. A change sends the whole group
+// to all nodes that use it, so changes are batched.
 type regroup struct {
 	waves waves
 
@@ -225,7 +229,7 @@ type regroup struct {
 	pending map[string]bool
 }
 
-// mostRegrouped bounds the pause after a wave of groups: 200 ms.
+// mostRegrouped bounds the pause after a wave of address groups, to 200 ms.
 const mostRegrouped = 100
 
 func (v *view) groupsChanged(names []string) {
@@ -244,7 +248,8 @@ func (v *view) groupsChanged(names []string) {
 	r.waves.ask(v.tellGroups)
 }
 
-// tellGroups has the nodes look at what has changed, and says how many pauses that is worth.
+// tellGroups marks the changed address groups in all sessions that use them. It returns the number
+// of marks, at most mostRegrouped, which determines the pause until the next wave.
 func (v *view) tellGroups() (reached int) {
 	r := &v.regroup
 	r.mu.Lock()

@@ -11,12 +11,15 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// An agent says once that a pod is ready. The pods of a node that is lost, or not ready, are marked as not ready by another
-// (controllers/nodelifecycle), which may see the node's return later than the agent's word was stored, or have written
-// when the word was compared with what this replica had seen. The session therefore remembers the word and writes it
-// again where it sees it contradicted: the agent would not, and the pod would stay out of its Services for ever.
+// An agent reports a pod's readiness once. The node lifecycle controller marks the pods of a lost
+// or unready node as not ready. It may do so after the agent's report was stored, because it sees
+// the node's return later.
+//
+// The session therefore remembers the last report and writes it again if the stored condition
+// contradicts it. The agent would not repeat it, and the pod would never return to its Services.
 
-// says remembers what the node says of a pod's readiness, before it is compared with anything that is stored.
+// says records the readiness that the node reports for a pod, before any comparison with the stored
+// status.
 func (x *session) says(uid types.UID, s *v1.PodStatus) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -27,8 +30,8 @@ func (x *session) says(uid types.UID, s *v1.PodStatus) {
 	}
 }
 
-// uphold looks whether the pods among the keys are as ready as the node says. As long as the node is not ready its pods are
-// left as they are marked. It does not block.
+// uphold queues a write for each pod among keys with a Ready condition that differs from the node's
+// last report. It does nothing while the node is not Ready. It does not block.
 func (x *session) uphold(keys []key) {
 	if !x.serves() {
 		return
@@ -47,8 +50,8 @@ func (x *session) uphold(keys []key) {
 	}
 }
 
-// contradicts says whether a pod is stored as ready, or not, against the node's word. What is older than this session's own
-// write is no contradiction.
+// contradicts reports whether a pod's stored Ready condition differs from the node's last report. A
+// version of the pod older than this session's own write is ignored.
 func (x *session) contradicts(p *v1.Pod) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -60,7 +63,7 @@ func (x *session) contradicts(p *v1.Pod) bool {
 	return c != nil && c.Status != said && !terminal(p.Status.Phase)
 }
 
-// writeReady stores the node's word on a pod's readiness, unless the node has ceased to be ready since.
+// writeReady stores the reported readiness of a pod, unless the node is no longer Ready.
 func (x *session) writeReady(ctx context.Context, namespace, name string, uid types.UID) error {
 	pod, ok := x.newest(namespace, name, uid)
 	for range 5 {
@@ -92,7 +95,7 @@ func (x *session) writeReady(ctx context.Context, namespace, name string, uid ty
 	return fmt.Errorf("fleet: readiness of pod %s/%s: too many conflicts", namespace, name)
 }
 
-// serves says whether the node is seen as ready.
+// serves reports whether the stored Node is Ready.
 func (x *session) serves() bool {
 	n, ok := x.srv.view.nodeObject(x.node)
 	return ok && nodeIsReady(n)

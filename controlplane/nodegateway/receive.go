@@ -11,7 +11,8 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// receive reads what the agent says until the stream breaks. It hands work over and never waits for it.
+// receive reads the agent's messages until the stream ends. It queues work and never waits for its
+// completion.
 func (x *session) receive(stream fleetv1.Fleet_SessionServer) error {
 	for {
 		m, err := stream.Recv()
@@ -26,7 +27,7 @@ func (x *session) receive(stream fleetv1.Fleet_SessionServer) error {
 		x.heard = time.Now()
 		x.mu.Unlock()
 		if err := x.handle(m); err != nil {
-			// One message that cannot be understood must not cost the node its session.
+			// A message that cannot be parsed does not end the session.
 			x.log.Warn("message from agent", "err", err)
 		}
 	}
@@ -59,8 +60,8 @@ func (x *session) handle(m *fleetv1.AgentMessage) error {
 	return nil
 }
 
-// heartbeat answers at once, from the goroutine that reads, unless this replica could not write what the node reports:
-// then silence makes the agent move to one that can.
+// heartbeat acknowledges a heartbeat immediately, on the reading goroutine. It does not if this
+// replica cannot commit writes; the agent then moves to another replica.
 func (x *session) heartbeat(h *fleetv1.Heartbeat, now time.Time) {
 	x.clock.sample(now.UnixNano() - h.SentUnixNano)
 	x.srv.gate.progress(x.node, h.ProxyRevision)
@@ -89,7 +90,7 @@ func (x *session) setFacts(f *fleetv1.NodeFacts) error {
 	return nil
 }
 
-// stages records what the agent measured, on this replica's clock.
+// stages records the durations that the agent measured, converted to this replica's clock.
 func (x *session) stages(st *fleetv1.StageTimes) {
 	id := api.TraceID(st.TraceParent)
 	if id == "" {
@@ -106,8 +107,8 @@ func (x *session) stages(st *fleetv1.StageTimes) {
 	x.srv.cfg.Timeline.Record(out...)
 }
 
-// offset estimates how far the replica's clock is ahead of the agent's. A sample is the true
-// offset plus the time the heartbeat was on its way, so that the smallest of the recent ones is the nearest.
+// offset estimates the difference between the replica's clock and the agent's. A sample is the true
+// difference plus the heartbeat's transit time, so the smallest recent sample is the best estimate.
 // The zero value is ready to use.
 type offset struct {
 	mu      sync.Mutex
@@ -122,7 +123,7 @@ func (o *offset) sample(nanos int64) {
 	o.n++
 }
 
-// estimate is 0 until a sample is there.
+// estimate returns the estimated difference in nanoseconds, or 0 without samples.
 func (o *offset) estimate() int64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()

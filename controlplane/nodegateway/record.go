@@ -15,20 +15,20 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// The session record of a node is the Lease of its name in kube-node-lease. It is written when the node joins, never on
-// a heartbeat, and says which replica has the session and in which epoch.
+// The session record of a node is annotations on its Lease in kube-node-lease: the replica that has
+// the session, and the session's epoch. It is written when the node joins, never for a heartbeat.
 const (
 	replicaAnnotation = "keelson.dev/session-replica"
 	epochAnnotation   = "keelson.dev/session-epoch"
 )
 
-// record is a session record.
+// record is the session record of a node.
 type record struct {
 	replica string
 	epoch   uint64
 }
 
-// recordOf reads the record in a Lease; the zero record when none exists.
+// recordOf returns the session record in a Lease, or the zero record.
 func recordOf(l *coordinationv1.Lease) record {
 	epoch, err := strconv.ParseUint(l.Annotations[epochAnnotation], 10, 64)
 	if err != nil {
@@ -41,18 +41,19 @@ func (r record) writeTo(l *coordinationv1.Lease) {
 	if l.Annotations == nil {
 		l.Annotations = make(map[string]string)
 	}
-	delete(l.Annotations, balancer.Unheard) // who has a session is heard
+	delete(l.Annotations, balancer.Unheard) // a node with a session is not suspected
 	l.Annotations[replicaAnnotation] = r.replica
 	l.Annotations[epochAnnotation] = strconv.FormatUint(r.epoch, 10)
 }
 
-// nextEpoch is greater than the one before, also when the record was deleted in between.
+// nextEpoch returns an epoch greater than before. It is based on the time, so it also increases if
+// the record was deleted in between.
 func nextEpoch(before uint64, now time.Time) uint64 {
 	return max(before+1, uint64(max(now.UnixMilli(), 1)))
 }
 
-// joinRecord makes this replica the holder of the node's session and returns the epoch. Only a join elsewhere
-// at the same moment can come in between; the later write wins.
+// joinRecord makes this replica the holder of the node's session and returns the new epoch. Of
+// concurrent joins on several replicas, the last write wins.
 func (s *Server) joinRecord(ctx context.Context, node string) (uint64, error) {
 	c := s.cfg.Client.As(s.cfg.System)
 	owners, err := ownersOfLease(ctx, c, node)
@@ -75,7 +76,7 @@ func (s *Server) joinRecord(ctx context.Context, node string) (uint64, error) {
 			}
 		case err == nil:
 			l = l.DeepCopy()
-			l.OwnerReferences = owners // of an earlier Node of the name, garbage collection would take it away
+			l.OwnerReferences = owners // the owner may be a deleted Node of the same name, and garbage collection would delete the Lease
 			r := record{s.cfg.Replica, nextEpoch(recordOf(l).epoch, time.Now())}
 			r.writeTo(l)
 			_, err = client.Update(ctx, c, l)
@@ -90,7 +91,8 @@ func (s *Server) joinRecord(ctx context.Context, node string) (uint64, error) {
 	return 0, fmt.Errorf("write session record: too many conflicts")
 }
 
-// ownersOfLease is the Node that a Lease goes with; none while there is no Node.
+// ownersOfLease returns the owner reference for a node's Lease, or nil while the Node does not
+// exist.
 func ownersOfLease(ctx context.Context, c *client.Client, node string) ([]metav1.OwnerReference, error) {
 	n, err := client.Get[*v1.Node](ctx, c, "", node)
 	switch {
@@ -102,7 +104,8 @@ func ownersOfLease(ctx context.Context, c *client.Client, node string) ([]metav1
 	return []metav1.OwnerReference{nodeOwner(n)}, nil
 }
 
-// ownLease gives the Lease of a node that was just made its owner. Where that fails the next session does it.
+// ownLease sets the owner of the Lease of a newly created Node. If it fails, the next session does
+// it.
 func (s *Server) ownLease(ctx context.Context, n *v1.Node) {
 	c := s.cfg.Client.As(s.cfg.System)
 	l, err := client.Get[*coordinationv1.Lease](ctx, c, v1.NamespaceNodeLease, n.Name)
@@ -120,8 +123,9 @@ func nodeOwner(n *v1.Node) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}
 }
 
-// markLost writes Ready=Unknown, with the time of the last heartbeat, unless the node has had a newer session than epoch
-// since. It is safe to be wrong: a session that lives writes its node Ready again. heartbeat is zero when it is not known.
+// markLost sets Ready=Unknown with the time of the last heartbeat; zero = unknown. It does nothing
+// if the node has had a session newer than epoch. A wrong call is harmless: a live session sets
+// Ready again.
 func markLost(ctx context.Context, c *client.Client, node string, epoch uint64, heartbeat time.Time) error {
 	for range 5 {
 		l, err := client.Get[*coordinationv1.Lease](ctx, c, v1.NamespaceNodeLease, node)

@@ -8,13 +8,13 @@ import (
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
-// everywhere are objects of which every node is told, whatever runs there: the configuration of the cluster's DNS, which
-// agents serve. They are no more than that: a kind of which every node is told costs each the whole of it.
+// everywhere lists the objects that every node gets regardless of its pods: the configuration of
+// cluster DNS, which agents serve. It must stay short, because every node holds each object.
 var everywhere = []key{{kindConfigMap, metav1.NamespaceSystem, "coredns"}}
 
-// references lists what a node must hold besides o because it holds o: pods lead to their
-// configuration and claims, claims to volumes, volumes to drivers and their secrets. The graph has no cycles. A volume is
-// held for the claim alone to which it is bound (assignment.bound).
+// references returns the objects that a node needs because it holds o. Pods refer to their
+// configuration and claims, claims to volumes, volumes to CSI drivers and Secrets. The graph has no
+// cycles. A volume is held only for the claim that it is bound to (assignment.bound).
 func references(o api.Object) []key {
 	switch o := o.(type) {
 	case *v1.Pod:
@@ -45,20 +45,21 @@ func (r *refSet) add(k kind, namespace, name string) {
 	r.list = append(r.list, ref)
 }
 
-// kindOfResource is how references name the kinds that travel to agents.
+// kindOfResource maps resource names in pod references to kinds that are sent to agents.
 var kindOfResource = map[string]kind{
 	"serviceaccounts": kindServiceAccount, "secrets": kindSecret, "configmaps": kindConfigMap,
 	"persistentvolumeclaims": kindClaim, "csidrivers": kindCSIDriver,
 	"resourceclaims": kindDeviceClaim,
 }
 
-// podReferences grants a mirror pod nothing: its node has written it.
+// podReferences returns the references of a pod. A mirror pod has none, because its node wrote the
+// pod and could name any object.
 func podReferences(p *v1.Pod) []key {
 	if podref.IsMirror(p) {
 		return nil
 	}
 	var r refSet
-	if p.Spec.RuntimeClassName != nil { // it names the handler, and every node may read all classes
+	if p.Spec.RuntimeClassName != nil { // not a restricted object: every node may read all RuntimeClasses
 		r.add(kindRuntimeClass, "", *p.Spec.RuntimeClassName)
 	}
 	for ref := range podref.Of(p) {

@@ -12,19 +12,18 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// How many joins of one source may fail, and how many sources are remembered.
+// Limits for failed joins per source address, and for the number of tracked sources.
 const (
 	failedJoins      = 10
-	failedJoinsEvery = 3 * time.Second // and one more so often
+	failedJoinsEvery = 3 * time.Second // interval after which one more failed join is allowed
 	failedSources    = 4096
 
-	refusalLines = 5 // of the log; the others are counted
+	refusalLines = 5 // log lines at once; further ones are counted
 	refusalEvery = 10 * time.Second
 )
 
-// refusals bounds what joins that fail may cost: looks into the store, per
-// source, and lines of the log, in all. Nobody is kept from joining for what
-// another source does.
+// refusals limits the cost of failed joins: store reads per source address, and log lines in total.
+// Failures of one source do not block joins from another.
 type refusals struct {
 	log *slog.Logger
 
@@ -39,7 +38,8 @@ func newRefusals(log *slog.Logger) *refusals {
 		lines: rate.NewLimiter(rate.Every(refusalEvery), refusalLines)}
 }
 
-// exhausted says that so many joins of the source have failed that its next one is not looked at.
+// exhausted reports whether the source has no failed joins left; its next join is refused without a
+// check.
 func (r *refusals) exhausted(source netip.Addr, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -47,7 +47,7 @@ func (r *refusals) exhausted(source netip.Addr, now time.Time) bool {
 	return l != nil && l.TokensAt(now) < 1
 }
 
-// note takes a failed join down, and logs it when it is one of few.
+// note records a failed join and logs it, subject to the rate limit.
 func (r *refusals) note(source netip.Addr, now time.Time, why string, attrs ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -66,7 +66,7 @@ func (r *refusals) note(source netip.Addr, now time.Time, why string, attrs ...a
 	r.unlogged = 0
 }
 
-// forget makes room for a source: those that have failed little lately go first.
+// forget makes room for a new source. Sources without recent failures are dropped first.
 func (r *refusals) forget(now time.Time) {
 	if len(r.sources) < failedSources {
 		return
@@ -76,7 +76,7 @@ func (r *refusals) forget(now time.Time) {
 			delete(r.sources, a)
 		}
 	}
-	for a := range r.sources { // any: an attacker with so many addresses is not held up by this
+	for a := range r.sources { // then any source: an attacker with that many addresses cannot be limited this way
 		if len(r.sources) < failedSources {
 			return
 		}
@@ -84,7 +84,7 @@ func (r *refusals) forget(now time.Time) {
 	}
 }
 
-// sourceOf is the address that a call came from.
+// sourceOf returns the source of a call: an IPv4 address or an IPv6 /64 prefix.
 func sourceOf(ctx context.Context) netip.Addr {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -100,7 +100,7 @@ func sourceOf(ctx context.Context) netip.Addr {
 	}
 	a = a.Unmap().WithZone("")
 	if a.Is6() {
-		subnet, _ := a.Prefix(64) // it is an IPv6 address
+		subnet, _ := a.Prefix(64) // cannot fail for an IPv6 address
 		return subnet.Addr()
 	}
 	return a

@@ -21,11 +21,12 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// A node's certificates are revoked by a record in the API, which a verb writes, or the fleet itself when a Node is
-// deleted. Every replica follows the records: it cuts the connections that are covered, and takes no new ones but for
-// enrolment, by which a node with a new token comes back.
+// A node's certificates are revoked by a record, stored as a Secret. It is written by an
+// administrator command, or by this package when a Node is deleted. Every replica watches the
+// records. It closes the connections with revoked certificates and accepts new ones for enrolment
+// only.
 
-// visitors are the connections of nodes to this replica.
+// visitors tracks the open connections of nodes to this replica, with their certificates.
 type visitors struct {
 	mu     sync.Mutex
 	byNode map[string]map[*tls.Conn]*x509.Certificate
@@ -49,14 +50,14 @@ func (v *visitors) leave(node string, c *tls.Conn) {
 	}
 }
 
-// many says that a node has more connections than one may have.
+// many reports whether a node has more than maxConnections connections.
 func (v *visitors) many(node string) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return len(v.byNode[node]) > maxConnections
 }
 
-// covered are the connections whose certificates a revocation covers.
+// covered returns the connections with certificates that are revoked by r.
 func (v *visitors) covered(r pki.Revocation) (out []*tls.Conn) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -68,7 +69,7 @@ func (v *visitors) covered(r pki.Revocation) (out []*tls.Conn) {
 	return out
 }
 
-// such are the connections whose certificates are such.
+// such returns the connections with certificates that satisfy is.
 func (v *visitors) such(is func(*x509.Certificate) bool) (out []*tls.Conn) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -82,7 +83,7 @@ func (v *visitors) such(is func(*x509.Certificate) bool) (out []*tls.Conn) {
 	return out
 }
 
-// revocation is the one of a node, as this replica knows it.
+// revocation returns the revocation of a node from the informer's store.
 func (s *Server) revocation(node string) (pki.Revocation, bool) {
 	o, ok, err := s.view.stores[kindSecret].GetByKey(pki.TokenNamespace + "/" + pki.RevocationName(node))
 	if err != nil || !ok {
@@ -92,13 +93,13 @@ func (s *Server) revocation(node string) (pki.Revocation, bool) {
 	return pki.RevocationOf(secret)
 }
 
-// revoked says whether a node's certificate is.
+// revoked reports whether a node's certificate is revoked, according to the informer.
 func (s *Server) revoked(node string, cert *x509.Certificate) bool {
 	r, ok := s.revocation(node)
 	return ok && r.Covers(cert)
 }
 
-// unfit is why one who is with the strangers cannot have the fleet's service.
+// unfit returns the error for a call of the fleet service on an unauthenticated connection.
 func (s *Server) unfit(ctx context.Context) error {
 	if p, ok := peer.FromContext(ctx); ok {
 		if t, ok := p.AuthInfo.(credentials.TLSInfo); ok {
@@ -115,7 +116,7 @@ func errRevoked(node string) error {
 		"'kctl cluster token create --names %s --replace'", node, node)
 }
 
-// freshRevocation reads the record of a node as it is now.
+// freshRevocation reads the revocation record of a node from the store.
 func (s *Server) freshRevocation(ctx context.Context, node string) (r pki.Revocation, ok bool, err error) {
 	secret, err := client.Get[*v1.Secret](ctx, s.cfg.Client.As(s.cfg.System), pki.TokenNamespace, pki.RevocationName(node))
 	if apierrors.IsNotFound(err) {
@@ -128,7 +129,7 @@ func (s *Server) freshRevocation(ctx context.Context, node string) (r pki.Revoca
 	return r, ok, nil
 }
 
-// revocationHandler cuts off whom a record covers.
+// revocationHandler closes the connections with revoked certificates when a record changes.
 func (s *Server) revocationHandler() cache.ResourceEventHandlerFuncs {
 	cut := func(o any) {
 		secret, _ := o.(*v1.Secret)
@@ -144,7 +145,7 @@ func (s *Server) revocationHandler() cache.ResourceEventHandlerFuncs {
 	return cache.ResourceEventHandlerFuncs{AddFunc: cut, UpdateFunc: func(_, now any) { cut(now) }}
 }
 
-// nodeHandler revokes the certificates of Nodes that are deleted.
+// nodeHandler queues a revocation of the node's certificates when a Node is deleted.
 func (s *Server) nodeHandler() cache.ResourceEventHandlerFuncs {
 	return cache.ResourceEventHandlerFuncs{DeleteFunc: func(o any) {
 		n, ok := object(o).(*v1.Node)
@@ -152,7 +153,7 @@ func (s *Server) nodeHandler() cache.ResourceEventHandlerFuncs {
 			return
 		}
 		if x := s.view.session(n.Name); x != nil {
-			x.end(errRevoked(n.Name)) // at once, so that it does not write the Node anew
+			x.end(errRevoked(n.Name)) // immediately, so that the session does not create the Node again
 		}
 		r := pki.NewRevocation(n.Name, time.Now())
 		r.UID = string(n.UID)
@@ -166,7 +167,8 @@ func (s *Server) nodeHandler() cache.ResourceEventHandlerFuncs {
 	}}
 }
 
-// revokeDeleted writes the records of deleted Nodes, until ctx ends. Every replica does: whichever is first.
+// revokeDeleted writes the revocation records of deleted Nodes until ctx ends. Every replica does
+// so; the first write takes effect.
 func (s *Server) revokeDeleted(ctx context.Context) error {
 	retry := backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}
 	for {
@@ -206,7 +208,8 @@ func (s *Server) revokeDeleted(ctx context.Context) error {
 	}
 }
 
-// revokedBy is the record of a node, which may be nil, with a further revocation; nil when it has that one already.
+// revokedBy returns the record have, which may be nil, extended by the revocation r. It returns nil
+// if the record already contains r.
 func revokedBy(have *v1.Secret, r pki.Revocation) *v1.Secret {
 	if have == nil {
 		return r.Record()
@@ -222,14 +225,15 @@ func revokedBy(have *v1.Secret, r pki.Revocation) *v1.Secret {
 	return next
 }
 
-// Revoke revokes what a node was given until now, for somebody who names it.
+// Revoke revokes the certificates issued to a node until now, on behalf of an administrator.
 func (s *Server) Revoke(ctx context.Context, node string) error {
 	r := pki.NewRevocation(node, time.Now())
 	r.Named = true
 	return s.record(ctx, r)
 }
 
-// record writes the record that revokes a node's certificates. That of a deleted Node which has one already is left.
+// record writes a revocation to the node's record. It does nothing if the record already contains
+// the revocation of the same deleted Node.
 func (s *Server) record(ctx context.Context, r pki.Revocation) error {
 	c := s.cfg.Client.As(s.cfg.System).ForClusterVerb()
 	for {

@@ -1,15 +1,15 @@
-// Package nodegateway is the control plane's side of the fleet protocol: the gRPC
-// service that agents dial. It runs on every replica and holds no truth; all
-// that it knows it reads from the shared informers, and all that it changes it
-// writes through the API as the node that spoke.
+// Package nodegateway is the control plane's side of the fleet protocol: the gRPC service that
+// agents connect to. It runs on every replica and has no state of its own that must survive. It
+// reads from the shared informers and writes through the API with the identity of the reporting
+// node.
 //
-//	agent ──Session──▶ replica that owns the node: assignment down, statuses up
-//	agent ──Standby──▶ every replica: applied proxy revision up, tunnels asked down
-//	agent ──Tunnel───▶ the replica that asked: exec, attach, logs, port-forward
+//	agent ──Session──▶ replica that holds the node's session: objects down, statuses up
+//	agent ──Standby──▶ every replica: applied proxy revision up, tunnel requests down
+//	agent ──Tunnel───▶ the replica that requested it: exec, attach, logs, port-forward
 //
-// One goroutine per session sends what changes; it drains a set of dirty keys and looks at the
-// informers' present state, so that a slow agent costs one set and blocks nobody. The one that reads
-// answers heartbeats.
+// One goroutine per session sends changes. It drains a set of changed keys and reads the informers'
+// present state, so a slow agent costs one set and blocks no other session. Another goroutine reads
+// the agent's messages and acknowledges heartbeats.
 package nodegateway
 
 import (
@@ -40,70 +40,76 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// Config is everything a Server needs. Fields are required unless they say otherwise.
+// Config is the configuration of a Server. Fields are required unless their comment names a
+// default.
 type Config struct {
 	Replica  string       // the name of this replica
-	Listener net.Listener // closed when Run ends
-	// Connections bounds how many there are; default Connections().
+	Listener net.Listener // closed by Run when it ends
+	// Connections limits the open connections; default Connections().
 	Connections connlimit.Limits
-	// TLS asks for a client certificate and verifies it when given
-	// (VerifyClientCertIfGiven): Enrollment has none, Fleet requires one. The
-	// certificate chain presented must include the CA itself, because a joining
-	// agent knows the CA by hash only.
+	// TLS must request a client certificate and verify one that is given (VerifyClientCertIfGiven):
+	// Enrollment calls have none, Fleet calls require one. The presented chain must include the CA
+	// itself, because a joining agent knows the CA by its hash only.
 	TLS *tls.Config
 
-	// Client has no identity yet: the fleet acts as the node that spoke, and as System for its own duties.
+	// Client has no user set. The server acts as the reporting node, and as System for its own
+	// writes.
 	Client    *client.Client
-	Informers *client.Informers // New registers its informers; the server runs them
-	// PodAddresses judges the addresses of pods as peers of policies; nil: all of them count.
+	Informers *client.Informers // New registers its informers here; the caller runs them
+	// PodAddresses decides which pod addresses policies may select; nil: all of them.
 	PodAddresses *podaddress.Index
-	System       api.User // writes session records and lost nodes; default: system:apiserver in system:masters
+	System       api.User // user for session records and lost nodes; default: system:apiserver in system:masters
 
 	Cluster Cluster
 
-	// TokenKey is the key by which join tokens are known as this cluster's.
+	// TokenKey verifies that join tokens belong to this cluster.
 	TokenKey pki.TokenKey
-	// TokensWait says that tokens which were made with the cluster are not in the store yet: who comes with one is told to
-	// come again. nil: never.
+	// TokensWait reports whether the join tokens created with the cluster are not stored yet. A
+	// client with an unknown token is then asked to retry. nil: never.
 	TokensWait func() bool
-	// SignNode checks the CSR and signs a certificate for CN system:node:NAME, O system:nodes, issued now or at a later
-	// time, where the certificates that were issued before are revoked.
+	// SignNode verifies the CSR and signs a client certificate for CN system:node:NAME, O
+	// system:nodes. The certificate is valid from now, or from atLeast if later: earlier
+	// certificates are revoked.
 	SignNode func(node string, csrDER []byte, atLeast time.Time) (certPEM []byte, err error)
-	// SignServing signs a certificate for the HTTPS server of a node that was seen at an address. nil refuses it.
+	// SignServing signs a certificate for a node's HTTPS server; seen is the node's address. nil:
+	// such requests are refused.
 	SignServing func(node string, csrDER []byte, seen netip.Addr) (certPEM []byte, err error)
-	// CertificateLife is for how long SignNode signs.
+	// CertificateLife is the validity of certificates signed by SignNode.
 	CertificateLife time.Duration
-	// CA is whom nodes are to believe.
+	// CA is the set of authorities that nodes must trust.
 	CA Authorities
-	// EnrollReplica hands out the key material and adds the newcomer to the raft group; the token has been checked.
-	// nil refuses replicas.
+	// EnrollReplica returns the key material for a new replica and adds it to the raft group. The
+	// token has been checked before. nil: replicas are refused.
 	EnrollReplica func(ctx context.Context, r *fleetv1.EnrollReplicaRequest) (*fleetv1.EnrollReplicaResponse, error)
 
-	// Replicas returns the list of replicas and a channel that is closed when it has changed.
+	// Replicas returns the list of replicas and a channel that is closed when the list changes.
 	Replicas func() ([]*fleetv1.Replica, <-chan struct{})
-	// Alive says whether a replica is reachable from here (RunLeader asks on the leader only).
+	// Alive reports whether a replica is reachable from here. It is called on the leader only.
 	Alive func(replica string) bool
-	// Connected says whether this replica can commit at present. While it cannot, heartbeats go
-	// unanswered, so that agents move to a replica that can. nil: always.
+	// Connected reports whether this replica can commit writes. While it cannot, it does not
+	// acknowledge heartbeats, so agents move to another replica. nil: always.
 	Connected func() bool
 
-	// Identity returns the identity of this replica's cluster, which agents compare; false while it is not known. nil: never.
+	// Identity returns the cluster identity of this replica, which agents compare with theirs;
+	// false while it is unknown. nil: identities are not compared.
 	Identity func() (clusterid.Identity, bool)
 
-	// Audit begins the record of a request to join or to renew, and returns what ends it. An error means that it has to be
-	// recorded and cannot be. nil records nothing.
+	// Audit starts the audit event of a request to join or to renew a certificate. It returns a
+	// function that completes the event, or an error if the event must be recorded and cannot be.
+	// nil: no audit.
 	Audit func(Asked) (func(Answered), error)
 
-	Timeline *api.Timeline // may be nil
-	Log      *slog.Logger  // may be nil
+	Timeline *api.Timeline // receives the stages that agents measure; may be nil
+	Log      *slog.Logger  // nil: no logging
 
-	Heartbeat time.Duration // what agents are told; default 1 s. Both are up to twice as long in large clusters (paceOf)
-	Suspect   time.Duration // silence after which a session is given up; default 4 s
-	Grace     time.Duration // from loss of the session to Ready=Unknown; default 5 s
-	StopGate  time.Duration // most that a terminating pod waits for proxies; default 1 s
+	Heartbeat time.Duration // interval sent to agents; default 1 s. This and Suspect are longer in large clusters (paceOf)
+	Suspect   time.Duration // silence after which a session ends; default 4 s
+	Grace     time.Duration // from the end of the session to Ready=Unknown; default 5 s
+	StopGate  time.Duration // maximum wait of a terminating pod for proxies; default 1 s
 }
 
-// Cluster is what Welcome tells every node. ClusterCIDR and ServiceCIDR may be one prefix of each family with a comma between.
+// Cluster is the cluster configuration sent to every node. ClusterCIDR and ServiceCIDR may each
+// hold one prefix per IP family, separated by a comma.
 type Cluster struct {
 	Name, ClusterCIDR, ServiceCIDR, Domain string
 }
@@ -131,7 +137,7 @@ func (c *Config) defaults() {
 	}
 }
 
-// Server serves agents on one replica.
+// Server is the gRPC server for agents on one replica.
 type Server struct {
 	fleetv1.UnimplementedEnrollmentServer
 	fleetv1.UnimplementedFleetServer
@@ -140,18 +146,18 @@ type Server struct {
 	view     *view
 	gate     *gate
 	losses   *losses
-	doubts   *losses // the same, of nodes that are suspected
+	doubts   *losses // timers that end with a suspected node (unheard.go)
 	standbys *standbys
 	refusals *refusals
 	visitors *visitors
-	reviews  places[string]     // of nodes
-	underWay places[nodeMethod] // of streams
+	reviews  places[string]     // running reviews by node
+	underWay places[nodeMethod] // open streams and calls by node and method
 	joins    turns
-	spending chan struct{} // holds one who takes down the use of a join token
+	spending chan struct{} // semaphore for recording a token use
 
 	deleted   sync.Mutex
-	deletions []pki.Revocation // of deleted Nodes, not recorded yet; guarded by deleted
-	deletion  chan struct{}    // buffered: deletions has grown
+	deletions []pki.Revocation // of deleted Nodes, not written yet; guarded by deleted
+	deletion  chan struct{}    // signals that deletions has grown; buffered
 	tunnels   *tunnels
 	events    *eventIndex
 	heard     *heard
@@ -170,7 +176,7 @@ var (
 	_ api.NodeDialer  = (*Server)(nil)
 )
 
-// New prepares the server and registers its informers with cfg.Informers. Nothing runs until Run.
+// New returns a server and registers its informers with cfg.Informers. Nothing runs until Run.
 func New(cfg Config) *Server {
 	cfg.defaults()
 	s := &Server{
@@ -197,22 +203,22 @@ func New(cfg Config) *Server {
 	}
 	s.view.handlers = append(s.view.handlers, reg)
 	if _, err := client.Informer[*v1.Secret](cfg.Informers).AddEventHandler(s.revocationHandler()); err != nil {
-		panic(fmt.Sprintf("fleet: watch Secrets: %v", err)) // as above
+		panic(fmt.Sprintf("fleet: watch Secrets: %v", err)) // the informer has not started: this cannot fail
 	}
 	if _, err := client.Informer[*v1.Node](cfg.Informers).AddEventHandler(s.nodeHandler()); err != nil {
-		panic(fmt.Sprintf("fleet: watch Nodes: %v", err)) // as above
+		panic(fmt.Sprintf("fleet: watch Nodes: %v", err)) // the informer has not started: this cannot fail
 	}
 	csiNodes := client.Informer[*storagev1.CSINode](cfg.Informers)
 	s.csiNodes = csiNodes.GetIndexer()
 	if reg, err = csiNodes.AddEventHandler(s.csiNodeHandler()); err != nil {
-		panic(fmt.Sprintf("fleet: watch CSINodes: %v", err)) // as above
+		panic(fmt.Sprintf("fleet: watch CSINodes: %v", err)) // the informer has not started: this cannot fail
 	}
 	s.view.handlers = append(s.view.handlers, reg)
 	return s
 }
 
-// Run serves until ctx ends. The informers must be running; sessions wait until they are synced.
-// It ends when every session has.
+// Run serves agents until ctx ends and returns when every session has ended. The informers must be
+// running; sessions start when the informers are synced.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.children.Wait()
 	return lifecycle.Run(ctx,
@@ -231,10 +237,10 @@ func (s *Server) Run(ctx context.Context) error {
 	)
 }
 
-// maxMessage bounds what is sent to an agent: it is above the largest object with its envelope.
+// maxMessage bounds a message to an agent. It is larger than the largest object with its envelope.
 const maxMessage = 16 << 20
 
-// ready waits until assignments can be computed.
+// ready waits until the informers are synced, so that assignments can be computed.
 func (s *Server) ready(ctx context.Context) error {
 	select {
 	case <-s.synced:
@@ -246,8 +252,8 @@ func (s *Server) ready(ctx context.Context) error {
 	}
 }
 
-// Connected says whether the node has its session with this replica.
+// Connected reports whether the node has its session with this replica.
 func (s *Server) Connected(node string) bool { return s.view.session(node) != nil }
 
-// Standing says whether the node is connected to this replica, with or without its session.
+// Standing reports whether the node is connected to this replica, with or without a session.
 func (s *Server) Standing(node string) bool { return s.standbys.has(node) }

@@ -25,53 +25,55 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// session is one agent's working connection to this replica.
+// session is the session of one agent with this replica.
 //
-// Goroutines: the gRPC handler waits for the end; receive reads, and answers heartbeats; send drains dirty and
-// outbox; work performs writes. All end with ctx.
+// Goroutines: the gRPC handler waits for the end. receive reads messages and acknowledges
+// heartbeats. send drains dirty and outbox. work performs API writes. All end with the session's
+// context.
 type session struct {
 	srv   *Server
 	log   *slog.Logger
 	node  string
-	cert  *x509.Certificate // by which it proved to be that
+	cert  *x509.Certificate // the client certificate of the node
 	epoch uint64
 	api   *client.Client // acts as the node
 	work  *work
 	end   context.CancelCauseFunc
 	clock offset
 	wake  chan struct{}
-	begun func() // the agent has been sent its assignment: it is another's turn
+	begun func() // frees the slot in turns after the first full assignment
 
-	silence time.Duration // after which it was given up; 0 = it ended otherwise
-	doubted bool          // it was suspected (unheard.go); the handler's own
+	silence time.Duration // timeout after which the silent session was ended; 0 = ended otherwise
+	doubted bool          // the node is suspected (unheard.go); used by the handler's goroutine only
 
-	down   sync.Mutex // held by who sends; no other is taken below it
+	down   sync.Mutex // held during stream.Send; no other lock is taken while it is held
 	stream fleetv1.Fleet_SessionServer
 
 	mu     sync.Mutex
 	dirty  map[key]struct{}
 	outbox []*fleetv1.ControlMessage
 	facts  *v1.Node
-	// authorities are what the agent said of them last; nil = its release does not.
+	// authorities are the trusted CAs that the agent reported last; nil = not reported.
 	authorities *fleetv1.Authorities
 	echoes      map[types.UID]echo
-	said        map[types.UID]v1.ConditionStatus // whether its pods are ready, as it told last
-	heard       time.Time                        // of the last message up; monotonic
-	tokens      int                              // token requests in flight
+	said        map[types.UID]v1.ConditionStatus // last reported readiness by pod
+	heard       time.Time                        // time of the last message from the agent; monotonic
+	tokens      int                              // pending token requests
 }
 
-// echo is a status write of this session: the pod went from one revision to the next by it.
+// echo records that this session changed a pod from one revision to another.
 type echo struct {
 	from, to uint64
-	stored   *v1.Pod // as it is at to
+	stored   *v1.Pod // the pod at revision to
 }
 
-// maxOutbox bounds what an agent that does not read can make the replica hold.
+// maxOutbox bounds the messages queued for an agent that does not read.
 const maxOutbox = 4096
 
 var errSlowAgent = status.Error(codes.ResourceExhausted, "fleet: the agent does not read what it asked for")
 
-// Session implements fleetv1.FleetServer.
+// Session implements fleetv1.FleetServer: it runs the node's session, which sends the node's
+// objects and receives its reports.
 func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 	node, err := nodeOf(stream.Context())
 	if err != nil {
@@ -88,7 +90,7 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 	if err := s.ready(stream.Context()); err != nil {
 		return err
 	}
-	if s.revoked(node, certificateOf(stream.Context())) { // it came before the records were known
+	if s.revoked(node, certificateOf(stream.Context())) { // the connection may be older than the revocation records in the informer
 		return errRevoked(node)
 	}
 	ctx, end := context.WithCancelCause(podaddress.WithSource(stream.Context(), reportSource(stream.Context())))
@@ -110,7 +112,7 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 	}
 	defer begun()
 	sess.begun = begun
-	// Not before: thousands may ask for a turn again and again.
+	// Decoded only with a slot: thousands of agents may request one repeatedly.
 	if err := sess.setFacts(hello.Facts); err != nil {
 		return status.Errorf(codes.InvalidArgument, "fleet: session of node %s: %v", node, err)
 	}
@@ -134,11 +136,11 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 	return sess.run(ctx, stream, resumption{hello.ResumeRevision, digestOf(hello.PeersDigest)})
 }
 
-// reportSource returns where the node's connection comes from.
+// reportSource returns the remote and local address of the node's connection.
 func reportSource(ctx context.Context) podaddress.Source {
 	var local netip.AddrPort
 	if p, ok := peer.FromContext(ctx); ok && p.LocalAddr != nil {
-		local, _ = netip.ParseAddrPort(p.LocalAddr.String()) // the zero address is unknown
+		local, _ = netip.ParseAddrPort(p.LocalAddr.String()) // on error the address is zero, that is, unknown
 	}
 	return podaddress.SourceOf(addressOf(ctx), local.Addr())
 }
@@ -147,7 +149,8 @@ func errSuperseded(node string) error {
 	return status.Errorf(codes.Aborted, "fleet: a newer session of node %s exists", node)
 }
 
-// leave arms the grace timer when the node has no newer session here.
+// leave unregisters an ended session. It starts the grace timers, unless the node has a newer
+// session on this replica.
 func (s *Server) leave(sess *session) {
 	if s.view.leave(sess) {
 		if !s.standbys.has(sess.node) {
@@ -155,7 +158,7 @@ func (s *Server) leave(sess *session) {
 		}
 		sess.log.Info("session ended", "epoch", sess.epoch)
 		s.losses.arm(sess.node, sess.epoch, s.graceAfter(sess.silence))
-		s.doubts.arm(sess.node, sess.epoch, s.doubtAfter()) // an agent that is begun again keeps its addresses
+		s.doubts.arm(sess.node, sess.epoch, s.doubtAfter()) // an agent that restarts in time keeps its load balancer addresses
 	}
 }
 
@@ -164,13 +167,14 @@ func (x *session) run(ctx context.Context, stream fleetv1.Fleet_SessionServer, h
 	if err := x.tell(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Welcome{Welcome: x.welcome()}}); err != nil {
 		return err
 	}
-	if m := x.trust(); m != nil { // what changes from here on comes from keepTrust
+	if m := x.trust(); m != nil { // later changes are sent by keepTrust
 		if err := x.tell(m); err != nil {
 			return err
 		}
 	}
 	x.syncNode()
-	// A blocked Send returns only when this handler has: the server waits for the two, not the handler.
+	// Goroutines of the server, not of this handler: a blocked Send returns only after the handler
+	// has returned.
 	x.srv.children.Go(func() { x.end(x.receive(stream)) })
 	x.srv.children.Go(func() { x.end(x.send(ctx, has)) })
 	_, suspect := x.srv.pace()
@@ -196,14 +200,15 @@ func (x *session) run(ctx context.Context, stream fleetv1.Fleet_SessionServer, h
 	}
 }
 
-// quiet is for how long the node has said nothing.
+// quiet returns the time since the agent's last message.
 func (x *session) quiet() time.Duration {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return time.Since(x.heard)
 }
 
-// sessionError keeps gRPC's codes and turns the rest into one.
+// sessionError returns the status error for the end of a session: nil for a regular end, Internal
+// for errors without a gRPC code.
 func sessionError(err error) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, io.EOF) {
 		return nil
@@ -229,7 +234,7 @@ func (x *session) welcome() *fleetv1.Welcome {
 	return w
 }
 
-// families are the prefixes of a list with commas between.
+// families splits a comma-separated list of prefixes.
 func families(list string) []string {
 	out := strings.Split(list, ",")
 	for i := range out {
@@ -238,7 +243,7 @@ func families(list string) []string {
 	return out
 }
 
-// mark says that the object may have changed. It never blocks.
+// mark records that the object may have changed. It never blocks.
 func (x *session) mark(k key) {
 	x.mu.Lock()
 	x.dirty[k] = struct{}{}
@@ -246,7 +251,7 @@ func (x *session) mark(k key) {
 	x.poke()
 }
 
-// post queues a message down.
+// post queues a message to the agent. If too many are queued, the session ends.
 func (x *session) post(m *fleetv1.ControlMessage) {
 	x.mu.Lock()
 	x.outbox = append(x.outbox, m)
@@ -265,14 +270,14 @@ func (x *session) poke() {
 	}
 }
 
-// tell sends one message. It waits while the agent does not read.
+// tell sends one message. It blocks while the agent does not read.
 func (x *session) tell(m *fleetv1.ControlMessage) error {
 	x.down.Lock()
 	defer x.down.Unlock()
 	return x.stream.Send(m)
 }
 
-// send sends the full assignment first, then what changes.
+// send sends the full assignment, then every change, until ctx ends.
 func (x *session) send(ctx context.Context, has resumption) error {
 	v := x.srv.view
 	a := newAssignment(x.node, source{v, x}, has)
@@ -281,7 +286,7 @@ func (x *session) send(ctx context.Context, has resumption) error {
 	var synced uint64
 	full := true
 	for {
-		rev := v.routed.Load() // before the keys are taken: what is marked later is not promised
+		rev := v.routed.Load() // read before the keys: the promised revision must not include later marks
 		keys := x.takeDirty()
 		if full {
 			keys = a.swapRefs(nil, everywhere, v.keysOf(x.node))
@@ -326,7 +331,7 @@ func (x *session) send(ctx context.Context, has resumption) error {
 	}
 }
 
-// openGate tells the agent that it may stop the pod. The gate calls it under its lock.
+// openGate sends the permission to stop the pod. The gate calls it with the gate's lock held.
 func (x *session) openGate(uid types.UID) {
 	x.post(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_StopGate{StopGate: &fleetv1.StopGate{Uid: string(uid)}}})
 }
@@ -350,18 +355,18 @@ func (x *session) takeOutbox() []*fleetv1.ControlMessage {
 	return out
 }
 
-// wrote remembers a status write of this node.
+// wrote records that this session changed a pod's status from revision from to that of stored.
 func (x *session) wrote(from uint64, stored *v1.Pod) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if e, ok := x.echoes[stored.UID]; ok && e.to == from {
-		from = e.from // two writes between two looks make one step
+		from = e.from // two writes between two updates count as one
 	}
 	x.echoes[stored.UID] = echo{from, revisionOf(stored), stored}
 }
 
-// newest is the pod as this session knows it: from the informer, or from its own last write when the
-// informer has not come that far yet.
+// newest returns the newest known version of a pod: from the informer, or from this session's last
+// write if the informer lags behind.
 func (x *session) newest(namespace, name string, uid types.UID) (*v1.Pod, bool) {
 	p, ok := x.srv.view.pod(namespace, name)
 	x.mu.Lock()
@@ -372,7 +377,8 @@ func (x *session) newest(namespace, name string, uid types.UID) (*v1.Pod, bool) 
 	return p, ok
 }
 
-// isEcho says whether the step is this node's own doing, and forgets it.
+// isEcho reports whether this session made the change between the two revisions. It forgets an
+// outdated record.
 func (x *session) isEcho(uid types.UID, from, to uint64) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -13,22 +13,22 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// spentEvery is how often the records are looked through, and spentMargin how far the replicas' clocks may be apart
-// from those that wrote them.
+// spentEvery is the interval between sweeps. spentMargin is the tolerated difference between the
+// clocks of replicas.
 const (
 	spentEvery  = 10 * time.Minute
 	spentMargin = 10 * time.Minute
 )
 
-// sweeper removes the records of tokens, claims and revocations that have no more effect.
+// sweeper deletes the records of tokens, claims and revocations that no longer have an effect.
 type sweeper struct {
 	secrets func() []*v1.Secret
 	exists  func(node string) bool
-	life    time.Duration // of a node's certificate
+	life    time.Duration // validity of a node's certificate
 	remove  func(context.Context, *v1.Secret) error
 }
 
-// run looks at once and then every spentEvery, until ctx ends.
+// run sweeps immediately and then every spentEvery, until ctx ends.
 func (s sweeper) run(ctx context.Context) error {
 	for {
 		now := time.Now()
@@ -37,7 +37,7 @@ func (s sweeper) run(ctx context.Context) error {
 				continue
 			}
 			if err := s.remove(ctx, one); err != nil && ctx.Err() == nil {
-				return err // this part of the leader's work begins again
+				return err // the leader restarts this component
 			}
 		}
 		if err := wait.Delay(ctx, spentEvery); err != nil {
@@ -46,24 +46,25 @@ func (s sweeper) run(ctx context.Context) error {
 	}
 }
 
-// spent says that a record lets nobody in and keeps nobody out any more.
+// spent reports whether a record no longer allows or denies anything.
 func (s sweeper) spent(one *v1.Secret, now time.Time) bool {
 	now = now.Add(-spentMargin)
 	if expires, ok := pki.TokenExpires(one); ok {
 		return now.After(expires)
 	}
 	if r, ok := pki.RevocationOf(one); ok {
-		return now.After(r.After().Add(s.life)) // the last certificate that it covers has expired
+		return now.After(r.After().Add(s.life)) // the last revoked certificate has expired
 	}
 	if c, ok := pki.ClaimOf(one); ok {
-		// While there is no Node, it tells whose certificates are to be revoked when another machine gets the name.
+		// Without a Node, the claim is still needed: it identifies the certificates to revoke when
+		// another machine gets the name.
 		return c.Ended(now) && s.exists(c.Node) || now.After(c.At.Add(s.life))
 	}
 	return false
 }
 
-// RunSweeper removes records that have no more effect, until ctx ends. c writes as the system, fenced by the leader's
-// term.
+// RunSweeper deletes records without effect until ctx ends. c writes as the system user and is
+// fenced with the leader's term.
 func (s *Server) RunSweeper(ctx context.Context, c *client.Client) error {
 	return sweeper{
 		life: s.cfg.CertificateLife,
@@ -81,7 +82,7 @@ func (s *Server) RunSweeper(ctx context.Context, c *client.Client) error {
 				Preconditions: &metav1.Preconditions{UID: &one.UID, ResourceVersion: &one.ResourceVersion},
 			})
 			if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-				return nil // it has changed: it is looked at again
+				return nil // the record has changed; the next sweep checks it again
 			}
 			if err == nil {
 				s.cfg.Log.Info("record without effect removed", "secret", one.Namespace+"/"+one.Name, "type", one.Type)

@@ -13,8 +13,8 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// standby is an agent's second connection: one to every replica. Through it the replica hears of the node's
-// proxy and asks for tunnels.
+// standby is the second connection of an agent, which it has to every replica. The agent reports
+// its applied proxy revision and usage on it; the replica requests tunnels.
 type standby struct {
 	node string
 	end  context.CancelCauseFunc
@@ -24,7 +24,7 @@ type standby struct {
 	out []*fleetv1.StandbyDown
 }
 
-// post queues a message down. A node that does not read for too long is shown out.
+// post queues a message to the agent. If too many are queued, the connection is closed.
 func (b *standby) post(m *fleetv1.StandbyDown) {
 	b.mu.Lock()
 	tooMany := len(b.out) >= maxOutbox
@@ -41,7 +41,7 @@ func (b *standby) post(m *fleetv1.StandbyDown) {
 	}
 }
 
-// withdraw takes back what has not been sent.
+// withdraw removes a message that has not been sent.
 func (b *standby) withdraw(m *fleetv1.StandbyDown) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -50,7 +50,7 @@ func (b *standby) withdraw(m *fleetv1.StandbyDown) {
 	}
 }
 
-// take takes the oldest; nil when none exists.
+// take removes and returns the oldest queued message, or nil.
 func (b *standby) take() (m *fleetv1.StandbyDown) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -60,7 +60,7 @@ func (b *standby) take() (m *fleetv1.StandbyDown) {
 	return m
 }
 
-// standbys are the nodes connected to this replica.
+// standbys holds the standby connection of every node connected to this replica.
 type standbys struct {
 	mu     sync.Mutex
 	byNode map[string]*standby
@@ -81,7 +81,7 @@ func (l *standbys) add(b *standby) (older *standby) {
 	return older
 }
 
-// remove reports whether b was the node's standby until now.
+// remove removes b and reports whether it was the node's present standby.
 func (l *standbys) remove(b *standby) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,7 +98,8 @@ func (l *standbys) has(node string) bool {
 	return l.byNode[node] != nil
 }
 
-// wait returns the node's standby, giving a node that is just reconnecting a moment.
+// wait returns the node's standby. It waits up to patience for a node that is reconnecting, then
+// returns nil.
 func (l *standbys) wait(ctx context.Context, node string, patience time.Duration) *standby {
 	t := time.NewTimer(patience)
 	defer t.Stop()
@@ -119,7 +120,8 @@ func (l *standbys) wait(ctx context.Context, node string, patience time.Duration
 	}
 }
 
-// Standby implements fleetv1.FleetServer.
+// Standby implements fleetv1.FleetServer: it runs the standby connection of a node, which replaces
+// an older one.
 func (s *Server) Standby(stream fleetv1.Fleet_StandbyServer) error {
 	node, err := nodeOf(stream.Context())
 	if err != nil {
@@ -148,7 +150,8 @@ func (s *Server) Standby(stream fleetv1.Fleet_StandbyServer) error {
 		}
 		s.tunnels.abandon(node, fmt.Errorf("node %s lost its connection to replica %s", node, s.cfg.Replica))
 	}()
-	// A blocked Send returns only when this handler has: the server waits for the two, not the handler.
+	// Goroutines of the server, not of this handler: a blocked Send returns only after the handler
+	// has returned.
 	s.children.Go(func() { end(s.hearStandby(node, stream)) })
 	s.children.Go(func() { end(s.feedStandby(ctx, b, stream)) })
 	select {
@@ -178,7 +181,7 @@ func (s *Server) hearStandby(node string, stream fleetv1.Fleet_StandbyServer) er
 	}
 }
 
-// feedStandby sends the list of replicas, whenever it changes, and what is asked of the node.
+// feedStandby sends the list of replicas when it changes, and the queued messages, until ctx ends.
 func (s *Server) feedStandby(ctx context.Context, b *standby, stream fleetv1.Fleet_StandbyServer) error {
 	list, changed := s.replicas()
 	b.post(replicaList(list))
@@ -203,9 +206,9 @@ func (s *Server) feedStandby(ctx context.Context, b *standby, stream fleetv1.Fle
 	}
 }
 
-// replicas is what agents are told: nothing while this replica does not know itself to be one of them. It lags behind the
-// others then, or has been taken out, and agents of the release before would hang up on whom it does not name, also on it
-// itself, and not hear it when it knows better.
+// replicas returns the list of replicas for agents and its change channel. The list is empty if it
+// does not contain this replica, which then lags behind or was removed. Agents of the previous
+// release disconnect from replicas missing in the list, and would miss its correction.
 func (s *Server) replicas() ([]*fleetv1.Replica, <-chan struct{}) {
 	list, changed := s.cfg.Replicas()
 	if !slices.ContainsFunc(list, func(r *fleetv1.Replica) bool { return r.GetName() == s.cfg.Replica }) {

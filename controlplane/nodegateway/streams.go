@@ -12,37 +12,39 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// What one node may have under way at this replica, on all of its connections: a stream that is half sent costs up to
-// maxUp, and whoever has stolen the node's key can half send as many as there may be.
+// Limits for the streams and calls of one node on this replica, over all its connections. A
+// half-sent message costs up to maxUp, and a stolen key must not allow any number of them.
 const (
-	// maxUp is above the largest message of an agent. What it says of its node and of its pods is to be stored, and no object
-	// is stored that is larger than raftstore.MaxValueBytes, 1.5 MiB; a CSI driver's answer is 1 MiB.
+	// maxUp bounds a message from an agent. Its largest content is an object, at most
+	// raftstore.MaxValueBytes (1.5 MiB). A CSI driver's response is at most 1 MiB.
 	maxUp = 2 << 20
-	// maxConnections is above the one that an agent has, those of before that have not been noticed to be gone, and the calls
-	// by which it enrols anew.
+	// maxConnections bounds a node's connections. An agent has one; the rest is for lost
+	// connections that were not detected yet, and for enrolments.
 	maxConnections = 32
-	// sessionStreams is how many tunnels a node may have: one for each exec, log and port-forward.
+	// sessionStreams bounds a node's tunnels: one per exec, log or port-forward.
 	sessionStreams = 4096
-	// maxUnasked is how many tunnels may wait for their first message beyond those that were asked for: some come late.
+	// maxUnasked bounds the tunnels that wait for their first message, in excess of those
+	// requested: an agent may open one late.
 	maxUnasked = 32
-	// callPatience is what a call may take that is no stream, and firstPatience what the first message of a stream may:
-	// agents send it at once.
+	// callPatience is the timeout of a unary call. firstPatience is the timeout for the first
+	// message of a stream, which agents send at once.
 	callPatience  = 15 * time.Second
 	firstPatience = 10 * time.Second
 )
 
-// streamLimits are how many there may be of each method; of all others together there may be fewCalls. An agent has one
-// Session and one Standby here: others are of connections that have ended and were not noticed to.
+// streamLimits bounds the open streams of a node per method. All other methods share the limit
+// fewCalls. An agent has one Session and one Standby; more belong to lost connections that were not
+// detected yet.
 var streamLimits = map[string]int{
 	fleetv1.Fleet_Session_FullMethodName: 4,
 	fleetv1.Fleet_Standby_FullMethodName: 4,
 	fleetv1.Fleet_Tunnel_FullMethodName:  sessionStreams,
-	fleetv1.Fleet_Review_FullMethodName:  maxReviews + 2, // who has more is told so by Review
+	fleetv1.Fleet_Review_FullMethodName:  maxReviews + 2, // Review itself returns the error for more
 }
 
 const fewCalls = 6
 
-// places counts what is under way for each key. The zero value is ready to use.
+// places counts running operations per key. The zero value is ready to use.
 type places[K comparable] struct {
 	mu    sync.Mutex
 	count map[K]int
@@ -50,7 +52,8 @@ type places[K comparable] struct {
 
 type nodeMethod struct{ node, method string }
 
-// enter takes a place; leave gives it back. ok is false when all are taken.
+// enter counts one operation for k and returns the function that ends it. ok is false if limit
+// operations are running.
 func (p *places[K]) enter(k K, limit int) (leave func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -70,7 +73,8 @@ func (p *places[K]) enter(k K, limit int) (leave func(), ok bool) {
 	}, true
 }
 
-// tap lets a stream in before anything of it is received, and holds its place until it has ended.
+// tap counts a new stream before any of its data is received, and until it ends. It returns an
+// error if the node has too many.
 func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	node, err := nodeOf(ctx)
 	if err != nil {
@@ -97,7 +101,7 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, erro
 	return ctx, nil
 }
 
-// first is the first message of a stream.
+// first returns the first message of a stream, or an error after firstPatience.
 func first[M any](s *Server, stream interface{ Recv() (M, error) }) (M, error) {
 	type message struct {
 		m   M

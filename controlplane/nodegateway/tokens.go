@@ -13,10 +13,11 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// maxTokens bounds how many tokens one node may wait for at once; the agent asks again.
+// maxTokens bounds the concurrent token requests of one node; the agent retries further ones.
 const maxTokens = 64
 
-// tokenRequest mints a service account token bound to a pod of the node, as the node.
+// tokenRequest creates a service account token bound to a pod, with the node's identity, and sends
+// it to the agent. It does not block.
 func (x *session) tokenRequest(m *fleetv1.TokenRequest) {
 	if err := checkNames(append(m.Audiences, m.Namespace, m.ServiceAccount, m.PodName, m.PodUid)...); err != nil {
 		x.answerToken(m.Id, nil, err)

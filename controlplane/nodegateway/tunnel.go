@@ -18,29 +18,30 @@ import (
 )
 
 const (
-	reconnectPatience = 2 * time.Second  // for a node whose standby is missing
-	tunnelPatience    = 10 * time.Second // from asking to the open tunnel
+	reconnectPatience = 2 * time.Second  // wait for a node without a standby connection
+	tunnelPatience    = 10 * time.Second // from the request to the open tunnel
 )
 
-// tunnels matches what was asked of a node with the stream that it opens in answer.
+// tunnels matches requested tunnels with the streams that nodes open in response.
 type tunnels struct {
 	mu      sync.Mutex
 	asked   map[string]*askedTunnel
-	unnamed map[string]int // streams of each node that have not said yet which they are
+	unnamed map[string]int // number of streams per node without their first message, which holds the ID
 }
 
 type askedTunnel struct {
 	node   string
-	opened chan fleetv1.Fleet_TunnelServer // buffered: one answer at most
-	failed chan error                      // buffered: one answer at most
-	done   chan struct{}                   // closed by the asker when the tunnel may end
+	opened chan fleetv1.Fleet_TunnelServer // buffered for the one response
+	failed chan error                      // buffered for the one response
+	done   chan struct{}                   // closed by the requester when the tunnel may end
 }
 
 func newTunnels() *tunnels {
 	return &tunnels{asked: make(map[string]*askedTunnel), unnamed: make(map[string]int)}
 }
 
-// opening counts a stream that a node has opened, until named is called. ok is false when it opens more than it was asked for.
+// opening counts a stream that a node has opened, until named is called. ok is false if the node
+// has opened too many streams without a request.
 func (t *tunnels) opening(node string) (named func(), ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -70,7 +71,8 @@ func (t *tunnels) add(id string, a *askedTunnel) {
 	t.asked[id] = a
 }
 
-// claim takes the ask of that id, when it was asked of that node and is unanswered.
+// claim removes and returns the request with the given ID. It returns nil if there is none, if it
+// is answered, or if it was for another node.
 func (t *tunnels) claim(id, node string) *askedTunnel {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -88,7 +90,7 @@ func (t *tunnels) refuse(id, node string, err error) {
 	}
 }
 
-// abandon fails all that the node was asked and has not answered.
+// abandon fails all unanswered requests to the node with err.
 func (t *tunnels) abandon(node string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -100,7 +102,8 @@ func (t *tunnels) abandon(node string, err error) {
 	}
 }
 
-// Tunnel implements fleetv1.FleetServer: it hands the stream to whoever asked and keeps it open meanwhile.
+// Tunnel implements fleetv1.FleetServer: it passes a stream to the requester of the tunnel and
+// keeps it open until the requester is done.
 func (s *Server) Tunnel(stream fleetv1.Fleet_TunnelServer) error {
 	node, err := nodeOf(stream.Context())
 	if err != nil {
@@ -130,7 +133,8 @@ func (s *Server) Tunnel(stream fleetv1.Fleet_TunnelServer) error {
 	}
 }
 
-// tunnel is an open tunnel as its asker uses it. One goroutine receives; sends are serialised.
+// tunnel is an open tunnel to a node. send may be called concurrently; recv must be called from one
+// goroutine.
 type tunnel struct {
 	node   string
 	stream fleetv1.Fleet_TunnelServer
@@ -147,7 +151,7 @@ func (t *tunnel) send(f *fleetv1.TunnelFrame) error {
 
 func (t *tunnel) close() { t.once.Do(func() { close(t.done) }) }
 
-// recv returns the next frame; a broken tunnel is an error that names the node.
+// recv returns the next frame. The error of a broken tunnel contains the node's name.
 func (t *tunnel) recv() (*fleetv1.TunnelFrame, error) {
 	f, err := t.stream.Recv()
 	if errors.Is(err, io.EOF) {
@@ -159,7 +163,7 @@ func (t *tunnel) recv() (*fleetv1.TunnelFrame, error) {
 	return f, nil
 }
 
-// open asks the node for a tunnel. The tunnel ends with ctx; close it in any case.
+// open requests a tunnel from the node. The tunnel ends with ctx, and must be closed in any case.
 func (s *Server) open(ctx context.Context, node string, ask *fleetv1.TunnelAsk) (*tunnel, error) {
 	b, err := s.standby(ctx, node)
 	if err != nil {
@@ -168,7 +172,8 @@ func (s *Server) open(ctx context.Context, node string, ask *fleetv1.TunnelAsk) 
 	return s.openBy(ctx, b, node, ask)
 }
 
-// standby returns the stream of a node over which tunnels are asked for. It waits for a node that is connecting again.
+// standby returns the standby connection of a node. It waits up to reconnectPatience for a node
+// that is reconnecting.
 func (s *Server) standby(ctx context.Context, node string) (*standby, error) {
 	b := s.standbys.wait(ctx, node, reconnectPatience)
 	if b == nil {
@@ -180,7 +185,7 @@ func (s *Server) standby(ctx context.Context, node string) (*standby, error) {
 	return b, nil
 }
 
-// openBy asks a node for a tunnel and returns it when the node has opened it.
+// openBy requests a tunnel over the standby b and returns it when the node has opened it.
 func (s *Server) openBy(ctx context.Context, b *standby, node string, ask *fleetv1.TunnelAsk) (*tunnel, error) {
 	ask.Id = rand.Text()
 	a := &askedTunnel{
@@ -190,7 +195,7 @@ func (s *Server) openBy(ctx context.Context, b *standby, node string, ask *fleet
 	s.tunnels.add(ask.Id, a)
 	m := &fleetv1.StandbyDown{Kind: &fleetv1.StandbyDown_Ask{Ask: ask}}
 	b.post(m)
-	defer b.withdraw(m) // it may wait there yet
+	defer b.withdraw(m) // it may still be queued
 	patience := time.NewTimer(tunnelPatience)
 	defer patience.Stop()
 	var err error
@@ -206,12 +211,12 @@ func (s *Server) openBy(ctx context.Context, b *standby, node string, ask *fleet
 		err = ctx.Err()
 	}
 	if s.tunnels.claim(ask.Id, node) == nil {
-		close(a.done) // it opened at the last moment: let it go
+		close(a.done) // opened at the last moment: end it
 	}
 	return nil, err
 }
 
-// exit turns a tunnel's last frame into the result of the call.
+// exit returns the result in a tunnel's last frame: an error, an exit code other than 0, or nil.
 func exit(e *fleetv1.TunnelExit) error {
 	switch {
 	case e.Error != "":
@@ -222,7 +227,7 @@ func exit(e *fleetv1.TunnelExit) error {
 	return nil
 }
 
-// Logs implements api.NodeStreams.
+// Logs implements api.NodeStreams: it returns a reader of a container's log on the node.
 func (s *Server) Logs(ctx context.Context, node string, r api.LogRequest) (io.ReadCloser, error) {
 	ask := &fleetv1.LogAsk{
 		PodUid: string(r.PodUID), Namespace: r.Namespace, Pod: r.Pod, Container: r.Container,
@@ -244,7 +249,7 @@ func (s *Server) Logs(ctx context.Context, node string, r api.LogRequest) (io.Re
 	return &logReader{t: t}, nil
 }
 
-// logReader reads the text frames of a tunnel. The agent's flow ends with TunnelExit.
+// logReader reads the log text from a tunnel. The agent ends the text with TunnelExit.
 type logReader struct {
 	t    *tunnel
 	rest []byte
@@ -276,7 +281,8 @@ func (l *logReader) Read(p []byte) (int, error) {
 
 func (l *logReader) Close() error { l.t.close(); return nil }
 
-// Exec implements api.NodeStreams.
+// Exec implements api.NodeStreams: it runs a command in a container on the node, or attaches to it,
+// and returns when it ends.
 func (s *Server) Exec(ctx context.Context, node string, r api.ExecRequest, st api.Streams) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -289,7 +295,8 @@ func (s *Server) Exec(ctx context.Context, node string, r api.ExecRequest, st ap
 		return fmt.Errorf("exec in %s/%s: %w", r.Namespace, r.Pod, err)
 	}
 	defer t.close()
-	// These two end with the tunnel, except that a Read of stdin ends when its owner closes it.
+	// Both goroutines end with the tunnel. A pending Read of stdin ends when the caller closes
+	// stdin.
 	if st.Stdin != nil {
 		go pump(t, st.Stdin, func(b []byte) *fleetv1.TunnelFrame {
 			return &fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Stdin{Stdin: b}}
@@ -327,7 +334,7 @@ func writeTo(w io.Writer, b []byte) error {
 
 const frameBytes = 32 << 10
 
-// pump sends what a reader has in frames, and that it has ended.
+// pump sends the data of r in frames, and a final frame when r ends.
 func pump(t *tunnel, r io.Reader, frame func([]byte) *fleetv1.TunnelFrame) {
 	for {
 		buf := make([]byte, frameBytes)
@@ -336,7 +343,7 @@ func pump(t *tunnel, r io.Reader, frame func([]byte) *fleetv1.TunnelFrame) {
 			return
 		}
 		if err != nil {
-			_ = t.send(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_CloseStdin{CloseStdin: true}}) // a broken tunnel shows in recv
+			_ = t.send(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_CloseStdin{CloseStdin: true}}) // recv returns the error of a broken tunnel
 			return
 		}
 	}
@@ -356,7 +363,8 @@ func pumpResize(ctx context.Context, t *tunnel, sizes <-chan api.TermSize) {
 	}
 }
 
-// PortForward implements api.NodeStreams.
+// PortForward implements api.NodeStreams: it forwards bytes between conn and a pod's port until
+// either ends, and closes conn.
 func (s *Server) PortForward(ctx context.Context, node string, pod types.UID, port int32, conn io.ReadWriteCloser) error {
 	defer conn.Close()
 	t, err := s.open(ctx, node, &fleetv1.TunnelAsk{Kind: &fleetv1.TunnelAsk_PortForward{

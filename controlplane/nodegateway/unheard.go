@@ -13,17 +13,18 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// A node that answers for addresses of load balancers is suspected before it is given up: when it has missed two
-// heartbeats, its session record says since when it was not heard, and others answer in its place. That costs a node
-// that was only slow these addresses and nothing else; what it has beside them goes by the longer times.
+// A node that serves load balancer addresses is suspected before its session ends. After two missed
+// heartbeats, its session record gets the time of suspicion, and other nodes take over the
+// addresses. A node that was only slow loses nothing but these addresses. Everything else waits for
+// the longer timeouts.
 
-// doubtAfter is after which silence a node is suspected.
+// doubtAfter returns the silence after which a node is suspected.
 func (s *Server) doubtAfter() time.Duration {
 	every, silence := s.pace()
 	return min(2*every+every/5, silence)
 }
 
-// announces says whether load balancers count on the node.
+// announces reports whether the node serves the address of any load balancer.
 func (s *Server) announces(node string) bool {
 	for _, o := range s.services.List() {
 		if svc, ok := o.(*v1.Service); ok && svc.Annotations[balancer.AnnouncedBy] == node {
@@ -33,7 +34,8 @@ func (s *Server) announces(node string) bool {
 	return false
 }
 
-// doubt writes that a node is not heard, unless it has had a newer session since or nothing counts on it.
+// doubt marks a node as suspected in its session record. It does nothing if the node has a session
+// newer than epoch or serves no load balancer address.
 func (s *Server) doubt(ctx context.Context, node string, epoch uint64) error {
 	if !s.announces(node) {
 		return nil
@@ -42,7 +44,8 @@ func (s *Server) doubt(ctx context.Context, node string, epoch uint64) error {
 	return s.writeUnheard(ctx, node, epoch, time.Now().UTC().Format(time.RFC3339))
 }
 
-// writeUnheard writes since when a node is not heard, "" for one that is, into the record of that session.
+// writeUnheard writes the time since which a node is suspected to the session record of epoch. With
+// since = "", it removes the mark.
 func (s *Server) writeUnheard(ctx context.Context, node string, epoch uint64, since string) error {
 	c := s.cfg.Client.As(s.cfg.System)
 	for range 5 {
@@ -67,8 +70,8 @@ func (s *Server) writeUnheard(ctx context.Context, node string, epoch uint64, si
 	return fmt.Errorf("fleet: node %s is not heard: too many conflicts on its session record", node)
 }
 
-// listen suspects the node where it has been quiet for too long, and takes that back when it is heard again. It says
-// when to listen next.
+// listen suspects the node if it has been quiet for too long, and withdraws the suspicion when the
+// node is heard again. It returns the time until the next check.
 func (x *session) listen(quiet time.Duration) time.Duration {
 	limit := x.srv.doubtAfter()
 	switch {

@@ -12,53 +12,53 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// used remembers what each node said last of its use. Agents tell every replica, so that each answers for all nodes;
-// it is in no store.
+// used holds the last usage report of each node in memory. Agents report to every replica, so each
+// replica has the usage of all nodes.
 type used struct {
 	mu    sync.Mutex
 	nodes map[string]*NodeUsed
 }
 
-// What is remembered of one node, and how long: agents tell every 15 s, and a figure older than some four of their
-// messages says nothing of now.
+// Limits for a node's usage report. Agents report every 15 s; a report older than usedFresh, about
+// four intervals, is discarded.
 const (
 	usedFresh      = time.Minute
-	usedLeastPause = time.Second // what comes sooner after the message before is dropped
-	usedPods       = 1024        // of a node; more than nodes are made for
-	usedContainers = 8192        // of all pods of a node
-	usedName       = 253         // bytes of a UID, and of a container's name
-	usedMost       = 1 << 50     // billionths of a processor (a million of them), and bytes (a pebibyte)
+	usedLeastPause = time.Second // a report that follows the previous one sooner is dropped
+	usedPods       = 1024        // pods per node; more than a node supports
+	usedContainers = 8192        // containers per node
+	usedName       = 253         // bytes of a pod UID or container name
+	usedMost       = 1 << 50     // nanocores (a million cores), and bytes (1 PiB)
 )
 
-// NodeUsed is what a node and its pods used lately. It is shared: do not modify.
+// NodeUsed is the recent usage of a node and its pods. It is shared: do not modify.
 type NodeUsed struct {
-	At   time.Time // of the measurement, on this replica's clock
-	Node *Used     // nil = not known
-	// Pods are known by their UIDs. Whether a pod is bound to the node is for the reader to see: a node that speaks of
-	// the pods of others is not believed.
+	At   time.Time // time of the measurement on this replica's clock
+	Node *Used     // nil = unknown
+	// Pods holds the usage by pod UID. The reader must check that a pod is bound to the node:
+	// reports about pods of other nodes are not trusted.
 	Pods map[types.UID][]ContainerUsed
 
 	heard time.Time
 }
 
-// ContainerUsed is what a running container used.
+// ContainerUsed is the usage of a running container.
 type ContainerUsed struct {
 	Name string
 	Used
 }
 
-// Used is a use of processors and memory.
+// Used is a CPU and memory usage.
 type Used struct {
-	CPU    uint64        // billionths of a processor, on average over Window
+	CPU    uint64        // nanocores, averaged over Window
 	Memory uint64        // working set in bytes
-	Window time.Duration // ends with the measurement
+	Window time.Duration // ends at the time of the measurement
 }
 
 func newUsed() *used { return &used{nodes: make(map[string]*NodeUsed)} }
 
 var errUsageBound = errors.New("it is beyond what a node can use or hold")
 
-// note remembers what a node says instead of what it said before, all of it or nothing.
+// note replaces the node's usage report. An invalid report is rejected as a whole.
 func (u *used) note(node string, m *fleetv1.NodeUsage, now time.Time) error {
 	u.mu.Lock()
 	before := u.nodes[node]
@@ -76,7 +76,7 @@ func (u *used) note(node string, m *fleetv1.NodeUsage, now time.Time) error {
 	return nil
 }
 
-// all is what the nodes said that is fresh. What is not is forgotten.
+// all returns the fresh usage reports by node and drops the others.
 func (u *used) all(now time.Time) map[string]*NodeUsed {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -84,10 +84,11 @@ func (u *used) all(now time.Time) map[string]*NodeUsed {
 	return maps.Clone(u.nodes)
 }
 
-// Used is what the nodes used lately, as far as this replica was told. Nodes of an older release say nothing.
+// Used returns the recent usage of the nodes that reported it to this replica. Nodes of earlier
+// releases do not report.
 func (s *Server) Used() map[string]*NodeUsed { return s.used.all(time.Now()) }
 
-// usageOf reads a message, which may be anything.
+// usageOf validates and converts a node's usage report.
 func usageOf(m *fleetv1.NodeUsage, now time.Time) (*NodeUsed, error) {
 	age := time.Duration(m.GetAgeNano())
 	if age < 0 || age > usedFresh {

@@ -23,11 +23,12 @@ import (
 // podsByNode is the informer index of pods by the node they are bound to.
 const podsByNode = "fleet.podsByNode"
 
-// view turns informer events into dirty keys of the sessions that they concern. Per event it costs a
-// look-up and a mark; encoding and sending belong to each session's own goroutine.
+// view maps informer events to changed keys of the affected sessions. An event costs a look-up and
+// a mark; each session's goroutine encodes and sends.
 //
-// The order that makes it lossless: a session registers (join, watch) before it reads the
-// informers' stores, the stores change before the handlers here are called, and these write on the board before they wake.
+// No change is lost, because of the order. A session registers (join, watch) before it reads the
+// informers' stores. The stores change before the handlers are called. The handlers write to the
+// board before they wake sessions.
 type view struct {
 	stores   [kindCount]cache.Indexer
 	handlers []cache.ResourceEventHandlerRegistration
@@ -37,14 +38,14 @@ type view struct {
 	board    *board
 	peers    *board
 	waves    waves
-	waved    atomic.Uint64 // how many waves have gone out
+	waved    atomic.Uint64 // number of waves sent
 
 	policies   *policy.Index
-	addresses  *podaddress.Index // nil: all addresses that pods report count
+	addresses  *podaddress.Index // nil: all reported pod addresses are valid
 	namespaces cache.Indexer
 	regroup    regroup
 
-	// routed is the revision up to which every EndpointSlice change is on the board, which all sessions read.
+	// routed is the revision up to which the board contains all EndpointSlice changes.
 	routed atomic.Uint64
 
 	mu       sync.RWMutex
@@ -66,7 +67,7 @@ func newView(i *client.Informers, addresses *podaddress.Index, g *gate, log *slo
 		}
 		inf := kinds[k].informer(i)
 		if k == kindPod {
-			// The index name is ours alone and the informer has not started: this cannot fail.
+			// The index name is unique and the informer has not started: this cannot fail.
 			if err := inf.AddIndexers(cache.Indexers{podsByNode: indexPodByNode}); err != nil {
 				panic(fmt.Sprintf("fleet: index pods: %v", err))
 			}
@@ -90,7 +91,7 @@ func indexPodByNode(o any) ([]string, error) {
 	return nil, nil
 }
 
-// waitForSync blocks until every handler has seen the initial lists.
+// waitForSync blocks until every handler has received the initial lists.
 func (v *view) waitForSync(ctx context.Context) error {
 	for _, h := range v.handlers {
 		select {
@@ -110,7 +111,7 @@ func (v *view) handler(k kind) cache.ResourceEventHandlerFuncs {
 	}
 }
 
-// object unwraps what a handler is given; nil when it is no API object.
+// object returns the API object in a handler's argument, or nil.
 func object(o any) api.Object {
 	if t, ok := o.(cache.DeletedFinalStateUnknown); ok {
 		o = t.Obj
@@ -119,7 +120,8 @@ func object(o any) api.Object {
 	return obj
 }
 
-// changed marks the object in every session that it concerns. old or now is nil on creation and deletion.
+// changed handles an informer event and marks the object in every affected session. old is nil on
+// creation, now on deletion.
 func (v *view) changed(k kind, old, now api.Object) {
 	any := now
 	if any == nil {
@@ -138,7 +140,7 @@ func (v *view) changed(k kind, old, now api.Object) {
 	case kinds[k].everyone:
 		v.post(k, now, any)
 		if k == kindEndpointSlice {
-			v.route(id, now, revisionOf(any)) // before anybody is woken: who is told of the slice is told of its revision
+			v.route(id, now, revisionOf(any)) // before sessions wake: the slice and its revision must be sent together
 		}
 		v.tellAll()
 	case k == kindPod:
@@ -160,15 +162,16 @@ func (v *view) changed(k kind, old, now api.Object) {
 		n, ok := now.(*v1.Node)
 		v.gate.nodeReady(id.name, ok && nodeIsReady(n))
 		if s := v.session(id.name); s != nil {
-			s.syncNode() // it may say something of the node that is not so
+			s.syncNode() // the stored Node may differ from the agent's report
 			if was, _ := old.(*v1.Node); ok && nodeIsReady(n) && (was == nil || !nodeIsReady(was)) {
-				s.uphold(v.keysOf(id.name)) // they were marked meanwhile
+				s.uphold(v.keysOf(id.name)) // the pods may have been marked as not ready in the meantime
 			}
 		}
 	}
 }
 
-// route takes note of an EndpointSlice that is on the board as it was at that revision; now is nil when it is gone.
+// route records that the board contains an EndpointSlice change of revision rev, and passes it to
+// the gate. now is nil after a deletion.
 func (v *view) route(id key, now api.Object, rev uint64) {
 	for {
 		have := v.routed.Load()
@@ -180,7 +183,7 @@ func (v *view) route(id key, now api.Object, rev uint64) {
 	v.gate.slice(id, slice, rev)
 }
 
-// post writes an object of a kind that every node holds on the board.
+// post writes an object of a kind that every node gets to the board; now is nil after a deletion.
 func (v *view) post(k kind, now, any api.Object) {
 	n := goneNotice(k, any)
 	if now != nil {
@@ -193,7 +196,8 @@ func (v *view) post(k kind, now, any api.Object) {
 	v.board.put(n)
 }
 
-// nodeChanged tells a node of itself, and the others of their peer when that is new.
+// nodeChanged marks the node's own Node in its session. If the peer information for other nodes
+// changed, it records that and requests a wave.
 func (v *view) nodeChanged(id key, before, after api.Object) {
 	old, _ := before.(*v1.Node)
 	now, _ := after.(*v1.Node)
@@ -238,8 +242,8 @@ func (v *view) markPod(id key, o api.Object) {
 	}
 }
 
-// join makes s the session of its node and returns the one it replaces, nil when there was none.
-// ok is false when a newer one is there already.
+// join registers s as the session of its node and returns the session that it replaces, or nil. ok
+// is false if a newer session is registered.
 func (v *view) join(s *session) (older *session, ok bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -251,7 +255,7 @@ func (v *view) join(s *session) (older *session, ok bool) {
 	return older, true
 }
 
-// leave removes s and reports whether it still was its node's session.
+// leave removes s and reports whether it was the node's registered session.
 func (v *view) leave(s *session) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -268,7 +272,7 @@ func (v *view) session(node string) *session {
 	return v.sessions[node]
 }
 
-// keysOf are the node's own object and its pods.
+// keysOf returns the keys of a node's own Node and of its pods.
 func (v *view) keysOf(node string) []key {
 	keys := []key{{kind: kindNode, name: node}}
 	pods, _ := v.stores[kindPod].ByIndex(podsByNode, node) // the index exists since newView
@@ -280,7 +284,7 @@ func (v *view) keysOf(node string) []key {
 	return keys
 }
 
-// tellAll has every session read the board, and says how many there are.
+// tellAll wakes every session, so that it reads the board, and returns the number of sessions.
 func (v *view) tellAll() int {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -290,20 +294,21 @@ func (v *view) tellAll() int {
 	return len(v.sessions)
 }
 
-// wave has every session look for peers.
+// wave wakes every session, so that it reads the peers, and returns the number of sessions.
 func (v *view) wave() int {
 	v.waved.Add(1)
 	return v.tellAll()
 }
 
-// everySession are all of them.
+// everySession returns all sessions on this replica.
 func (v *view) everySession() []*session {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return slices.Collect(maps.Values(v.sessions))
 }
 
-// markInterested marks an object in the sessions whose nodes hold something that refers to it, and says how many they are.
+// markInterested marks an object in the sessions with an object that refers to it, and returns the
+// number of these sessions.
 func (v *view) markInterested(id key) int {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -342,7 +347,7 @@ func (v *view) nodeObject(name string) (*v1.Node, bool) {
 	return n, ok
 }
 
-// source is the view as one session's assignment sees it.
+// source implements objectSource for one session.
 type source struct {
 	*view
 	s *session

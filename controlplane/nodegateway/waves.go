@@ -6,26 +6,27 @@ import (
 )
 
 const (
-	// wavePause is the time after a wave for each session that it has reached. Thousands of nodes that join one after the
-	// other would otherwise each be told of to all others at once, which costs the square of their number.
+	// wavePause is the pause after a wave, per session that it reached. Without it, thousands of
+	// nodes joining in sequence would each be announced to all others at once, at quadratic cost.
 	wavePause = 2 * time.Millisecond
-	// maxWavePause is the longest time for which a node is not known to the others.
+	// maxWavePause bounds the delay until other nodes learn of a node.
 	maxWavePause = 2 * time.Second
 )
 
-// waves bounds how often all sessions are woken for what may wait. The first wave after a pause goes out at once. The zero
-// value is ready to use.
+// waves limits the rate of waves, that is, of wake-ups of all sessions for a change that may wait.
+// The first wave after a pause is immediate. The zero value is ready to use.
 type waves struct {
 	mu    sync.Mutex
-	next  time.Time // no wave goes out before
-	asked bool      // one will go out then
+	next  time.Time // earliest time of the next wave
+	asked bool      // a wave is scheduled
 }
 
-// ask has a wave go out, which tells how many sessions it has reached, now or when the last one is long enough ago.
+// ask calls wave now, or when the pause after the last wave is over. wave returns the number of
+// sessions that it reached.
 func (w *waves) ask(wave func() int) {
 	rest, first := w.reserve()
 	switch {
-	case !first: // one will go out that serves this one, too
+	case !first: // a scheduled wave covers this request
 	case rest > 0:
 		time.AfterFunc(rest, func() { w.send(wave) })
 	default:
@@ -33,7 +34,7 @@ func (w *waves) ask(wave func() int) {
 	}
 }
 
-// reserve says how long the next wave has to wait, and whether it was not asked for before.
+// reserve returns the wait until the next wave, and whether no wave was scheduled yet.
 func (w *waves) reserve() (rest time.Duration, first bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -43,7 +44,7 @@ func (w *waves) reserve() (rest time.Duration, first bool) {
 
 func (w *waves) send(wave func() int) {
 	w.mu.Lock()
-	w.asked = false // who asks from now on may have missed this one
+	w.asked = false // before the wave: a later request may not be covered by it
 	w.next = time.Now().Add(maxWavePause)
 	w.mu.Unlock()
 	reached := wave()

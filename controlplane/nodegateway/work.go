@@ -9,34 +9,34 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// work performs a session's writes: several keys at once, one at a time per key, and for each key
-// only what was asked last. A failed one is retried with growing delays until it
-// succeeds, is replaced, or ctx ends. put never blocks. What waits is bounded in bytes.
+// work performs a session's API writes: several keys concurrently, one write at a time per key. A
+// newer write for a key replaces a queued one. A failed write is retried with backoff until it
+// succeeds, is replaced, or ctx ends. The queue is bounded in bytes.
 type work struct {
 	ctx   context.Context
 	limit int
 	wg    sync.WaitGroup
-	fails func(key string, tries int, err error) // told of each failed try; may be nil
+	fails func(key string, tries int, err error) // called after each failed attempt; may be nil
 
 	mu     sync.Mutex
 	todo   map[string]job
-	bytes  int      // of todo
-	order  []string // keys of todo that no worker has, oldest first
+	bytes  int      // total of todo
+	order  []string // keys of todo that no worker handles, oldest first
 	busy   map[string]bool
 	active int
-	closed bool // wait has begun: nothing is taken on any more
+	closed bool // wait was called: no new jobs
 }
 
-// job is what is to be done for a key, and about how many bytes it keeps until then.
+// job is the queued write of a key; bytes is its approximate memory use.
 type job struct {
 	do    func(ctx context.Context) error
 	bytes int
 }
 
 const (
-	// maxWaiting is what may wait for one node: far more than all of a node's pods report at once.
+	// maxWaiting bounds the queue of one node; it is far more than all its pods report at once.
 	maxWaiting = 32 << 20
-	// jobCost is what a job takes besides what it carries.
+	// jobCost is the memory use of a job besides its content.
 	jobCost = 1 << 10
 )
 
@@ -44,8 +44,8 @@ func newWork(ctx context.Context, limit int) *work {
 	return &work{ctx: ctx, limit: limit, todo: make(map[string]job), busy: make(map[string]bool)}
 }
 
-// put replaces what is to be done for key, which keeps so many bytes until then. It returns false, and takes nothing
-// on, when too much waits.
+// put queues a write for key, which replaces a queued one; bytes is its memory use. It never
+// blocks. It returns false, and does not queue, if the queue is full.
 func (w *work) put(key string, bytes int, do func(ctx context.Context) error) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,13 +65,13 @@ func (w *work) put(key string, bytes int, do func(ctx context.Context) error) bo
 	return true
 }
 
-// set is called under the lock.
+// set stores a job and updates the total size. The lock must be held.
 func (w *work) set(key string, j job) {
 	w.bytes += j.bytes - w.todo[key].bytes
 	w.todo[key] = j
 }
 
-// wait refuses further work and returns when the workers have ended, as they do soon after ctx.
+// wait stops the queue and returns when the workers have ended, which they do soon after ctx.
 func (w *work) wait() {
 	w.mu.Lock()
 	w.closed = true
@@ -79,7 +79,7 @@ func (w *work) wait() {
 	w.wg.Wait()
 }
 
-// start adds a worker when there is work that nobody has. The lock is held.
+// start adds a worker if a key has none and the limit allows it. The lock must be held.
 func (w *work) start() {
 	if len(w.order) == 0 || w.active >= w.limit || w.closed {
 		return
@@ -107,7 +107,7 @@ func (w *work) run() {
 	}
 }
 
-// finish does what is to be done for key until nothing is left.
+// finish performs the writes of key until none is queued.
 func (w *work) finish(key string) {
 	tries := 0
 	delay := backoff.Backoff{Min: 20 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.3}
@@ -142,7 +142,7 @@ func (w *work) finish(key string) {
 	}
 }
 
-// backlog is how many keys wait.
+// backlog returns the number of queued keys.
 func (w *work) backlog() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()

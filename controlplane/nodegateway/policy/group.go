@@ -19,30 +19,31 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// peer says which pods a peer of a policy stands for.
+// peer selects the pods of one peer of a NetworkPolicy, or of one named port.
 type peer struct {
-	namespace  string          // whose pods, where namespaces is nil
-	namespaces labels.Selector // nil: one only
+	namespace  string          // namespace of the pods if namespaces is nil
+	namespaces labels.Selector // selects namespaces; nil: only namespace
 	pods       labels.Selector
-	// port, unless it is the zero value, leaves only pods whose containers name a port like this.
+	// port, unless zero, restricts the peer to pods with a container that declares this named port.
 	port portName
 }
 
-// portName is a named port of a rule.
+// portName is the name and protocol of a named port in a policy's rule.
 type portName struct {
 	name  string
 	proto v1.Protocol
 }
 
-// String is the port in the annotation of a policy: protocol and name.
+// String returns the port as PROTOCOL/NAME, the form in PortAnnotation.
 func (p portName) String() string { return strings.ToLower(string(p.proto)) + "/" + p.name }
 
-// means reports whether a pod of the peer's namespaces belongs to the peer.
+// means reports whether the peer selects a pod of one of its namespaces. m is the pod's group
+// member; nil never matches.
 func (p peer) means(pod *v1.Pod, m *member) bool {
 	return m != nil && p.pods.Matches(labels.Set(pod.Labels)) && (p.port == portName{} || m.names(p.port))
 }
 
-// name is the same for peers that mean the same.
+// name returns the name of the peer's address group. Equivalent peers have the same name.
 func (p peer) name() string {
 	text := "pods " + p.pods.String()
 	if p.namespaces != nil {
@@ -57,7 +58,7 @@ func (p peer) name() string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// selector reads what validation has let pass; what it has not selects nothing.
+// selector parses a validated label selector; an invalid one selects nothing.
 func selector(s *metav1.LabelSelector) labels.Selector {
 	out, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
@@ -66,7 +67,7 @@ func selector(s *metav1.LabelSelector) labels.Selector {
 	return out
 }
 
-// peersOf are the peers of a policy that have selectors, in the order of Annotation.
+// peersOf returns the peers of a policy that have selectors, in the order of Annotation.
 func peersOf(p *networkingv1.NetworkPolicy) (out []peer) {
 	add := func(peers []networkingv1.NetworkPolicyPeer) {
 		for _, at := range peers {
@@ -92,8 +93,9 @@ func peersOf(p *networkingv1.NetworkPolicy) (out []peer) {
 	return out
 }
 
-// portsOf are the named ports of the policy's egress rules that allow destinations without selectors: all of them, or
-// blocks of addresses. Each means the pods of all namespaces whose containers name such a port. Sorted, none twice.
+// portsOf returns the named ports of egress rules that allow all destinations or address blocks.
+// Such a port applies to pods of all namespaces with a container that declares it. The result is
+// sorted and without duplicates.
 func portsOf(p *networkingv1.NetworkPolicy) (out []portName) {
 	for _, r := range p.Spec.Egress {
 		if len(r.To) > 0 && !slices.ContainsFunc(r.To, func(at networkingv1.NetworkPolicyPeer) bool { return at.IPBlock != nil }) {
@@ -101,7 +103,7 @@ func portsOf(p *networkingv1.NetworkPolicy) (out []portName) {
 		}
 		for _, port := range r.Ports {
 			if port.Port == nil || port.Port.Type != intstr.String || strings.ContainsAny(port.Port.StrVal, ",=") {
-				continue // a name with these signs belongs to no port
+				continue // not a valid port name
 			}
 			out = append(out, portName{port.Port.StrVal, cmp.Or(ptr.Deref(port.Protocol, ""), v1.ProtocolTCP)})
 		}
@@ -110,7 +112,8 @@ func portsOf(p *networkingv1.NetworkPolicy) (out []portName) {
 	return slices.Compact(out)
 }
 
-// annotated is a policy as nodes are sent it. The groups of its ports follow those of its peers.
+// annotated returns a policy as it is sent to nodes, with its groups in annotations. In groups, the
+// groups of ports follow those of the peers.
 func annotated(p *networkingv1.NetworkPolicy, groups []string, ports []portName) *networkingv1.NetworkPolicy {
 	peers := len(groups) - len(ports)
 	annotations := map[string]string{Annotation: strings.Join(groups[:peers], ",")}
@@ -128,23 +131,24 @@ func annotated(p *networkingv1.NetworkPolicy, groups []string, ports []portName)
 	}
 }
 
-// group are the pods of a peer.
+// group is an address group: the addresses and named ports of the pods of a peer.
 type group struct {
 	peer
 	name     string
-	users    int                           // policies that name it, each as often as it does
+	users    int                           // references by policies, counted with repetitions
 	members  map[string]map[string]*member // by namespace and name
 	revision uint64
-	built    *v1.Endpoints // what it is sent as; nil: it has changed
+	built    *v1.Endpoints // cached wire object; nil after a change
 }
 
-// member is a pod as a group shows it. It is immutable.
+// member is a pod in an address group. It is immutable.
 type member struct {
 	addresses []string
-	ports     []v1.EndpointPort // that containers name, by name, protocol and number
+	ports     []v1.EndpointPort // named container ports, sorted by name, protocol and number
 }
 
-// memberOf is nil for a pod that has no address of its own, or no more.
+// memberOf returns the group member of a pod, or nil if the pod has no address of its own or has
+// ended.
 func memberOf(p *v1.Pod) *member {
 	if p.Spec.HostNetwork || p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
 		return nil
@@ -171,7 +175,7 @@ func memberOf(p *v1.Pod) *member {
 			}
 		}
 	}
-	name(p.Spec.InitContainers, false) // those that go on beside the others
+	name(p.Spec.InitContainers, false) // sidecars, which run beside the other containers
 	name(p.Spec.Containers, true)
 	slices.SortFunc(m.ports, func(a, b v1.EndpointPort) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
@@ -180,7 +184,7 @@ func memberOf(p *v1.Pod) *member {
 	return m
 }
 
-// names reports whether a container of the pod names a port like this.
+// names reports whether a container of the pod declares the named port.
 func (m *member) names(p portName) bool {
 	return slices.ContainsFunc(m.ports, func(have v1.EndpointPort) bool { return have.Name == p.name && have.Protocol == p.proto })
 }
@@ -189,17 +193,18 @@ func (m *member) equal(o *member) bool {
 	return slices.Equal(m.addresses, o.addresses) && slices.Equal(m.ports, o.ports)
 }
 
-// sameMember says that a change of a pod is none for any group. What its containers name cannot change.
+// sameMember reports whether a change of a pod affects no group. Container ports need no
+// comparison: they are immutable.
 func sameMember(a, b *v1.Pod) bool {
 	ended := func(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed }
 	return a.UID == b.UID && ended(a) == ended(b) && a.Status.PodIP == b.Status.PodIP &&
 		slices.Equal(a.Status.PodIPs, b.Status.PodIPs) && maps.Equal(a.Labels, b.Labels)
 }
 
-// UID is that of a group, of whatever revision.
+// UID returns the UID of an address group; it is the same for all revisions.
 func UID(group string) types.UID { return types.UID("addresses-of-" + group) }
 
-// put says whether that changed anything.
+// put adds or replaces a member and reports whether the group changed.
 func (g *group) put(namespace, name string, m *member) bool {
 	if old := g.members[namespace][name]; old != nil && old.equal(m) {
 		return false
@@ -211,7 +216,7 @@ func (g *group) put(namespace, name string, m *member) bool {
 	return true
 }
 
-// remove says whether that changed anything.
+// remove removes a member and reports whether the group changed.
 func (g *group) remove(namespace, name string) bool {
 	if g.members[namespace][name] == nil {
 		return false
@@ -223,7 +228,8 @@ func (g *group) remove(namespace, name string) bool {
 	return true
 }
 
-// endpoints has a subset for each list of ports, in order. It is called under the index' lock, and shared.
+// endpoints returns the group as an Endpoints object with one subset per list of ports, sorted. The
+// index's lock must be held. The result is shared.
 func (g *group) endpoints() *v1.Endpoints {
 	if g.built != nil {
 		return g.built

@@ -1,6 +1,6 @@
-// Package policy knows which NetworkPolicies select a pod, and the addresses of
-// the pods that the peers of each policy stand for, and keeps both right as
-// pods, namespaces and policies change, each at the cost of what it concerns.
+// Package policy indexes the NetworkPolicies that select each pod and the addresses of the pods
+// that each policy's peers select. The index is updated incrementally as pods, namespaces and
+// policies change.
 package policy
 
 import (
@@ -14,56 +14,57 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Source is where an index reads what there is, when a policy brings a group that is new. It must show whatever a handler
-// of Index has been told of.
+// Source gives an index access to the existing pods and namespaces, for the members of a new group.
+// It must contain every object that was already passed to a method of Index.
 type Source interface {
 	Pods(namespace string) []*v1.Pod
 	Pod(namespace, name string) (*v1.Pod, bool)
 	Namespace(name string) (*v1.Namespace, bool)
 	Namespaces() []*v1.Namespace
-	// Peer returns the pod with those of its addresses that peers of policies stand for; nil: none.
+	// Peer returns the pod with only its valid addresses, or nil if it has none.
 	Peer(p *v1.Pod) *v1.Pod
 }
 
-// Annotation of a policy as nodes are sent it: a group for each of its peers that has selectors, those of the ingress rules
-// in their order, then those of egress, with commas between.
+// Annotation is the annotation of a policy sent to nodes that lists the address group of each peer
+// with selectors. The ingress rules' peers come first, then those of egress, separated by commas.
 const Annotation = "keelson.dev/address-groups"
 
-// PortAnnotation of a policy as nodes are sent it: a group for each named port of an egress rule that allows destinations
-// without selectors, as PROTOCOL/NAME=GROUP, with commas between. An agent of an earlier release ignores it, and allows
-// nothing by such a port.
+// PortAnnotation is the annotation of a policy sent to nodes that lists groups of named ports, as
+// PROTOCOL/NAME=GROUP separated by commas. It covers egress rules that allow destinations without
+// selectors. Agents of earlier releases ignore it and allow nothing by such a port.
 const PortAnnotation = "keelson.dev/named-port-groups"
 
-// The pod as which policies see the cluster's DNS, which every node answers by itself.
+// The virtual pod that represents the cluster's DNS in policies. Every node answers DNS itself.
 const (
 	DNSNamespace = metav1.NamespaceSystem
-	dnsName      = "(the cluster's DNS)" // no pod can be named like that
+	dnsName      = "(the cluster's DNS)" // not a valid pod name
 	dnsLabel     = "k8s-app"
 	dnsValue     = "kube-dns"
 	dnsPort      = 53
 )
 
-// Index is safe for concurrent use.
+// Index holds the NetworkPolicies and the address groups of their peers. It is safe for concurrent
+// use.
 type Index struct {
 	src Source
 
 	mu       sync.Mutex
 	policies map[string]map[string]*policy // by namespace and name
 	groups   map[string]*group             // by name
-	within   map[string]map[string]*group  // of one namespace, by that and name
-	across   map[string]*group             // that select namespaces, by name
+	within   map[string]map[string]*group  // groups of one namespace's pods, by namespace and group name
+	across   map[string]*group             // groups with a namespace selector, by name
 	revision uint64
 	dns      *v1.Pod
 }
 
-// policy is one as it is kept.
+// policy is an indexed NetworkPolicy.
 type policy struct {
 	sent   *networkingv1.NetworkPolicy
 	pods   labels.Selector
 	groups []string
 }
 
-// New returns an index of nothing.
+// New returns an empty index.
 func New(src Source) *Index {
 	return &Index{
 		src: src, policies: make(map[string]map[string]*policy), groups: make(map[string]*group),
@@ -71,8 +72,8 @@ func New(src Source) *Index {
 	}
 }
 
-// Policy takes a policy that is new, has changed (now) or is gone (now is nil), and names the groups that are
-// new, which may have been there before and gone, and those that are no more.
+// Policy adds or replaces a policy, or deletes it if now is nil. It returns the names of the groups
+// that were created and deleted. A created group may have existed before under the same name.
 func (x *Index) Policy(namespace, name string, now *networkingv1.NetworkPolicy) (made, gone []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -102,7 +103,7 @@ func (x *Index) Policy(namespace, name string, now *networkingv1.NetworkPolicy) 
 		x.policies[namespace][name] = p
 	}
 	if old != nil {
-		for _, g := range old.groups { // after the new ones are in use: what both name stays
+		for _, g := range old.groups { // after the new groups are in use, so that common groups stay
 			if x.leave(g) {
 				gone = append(gone, g)
 			}
@@ -111,7 +112,8 @@ func (x *Index) Policy(namespace, name string, now *networkingv1.NetworkPolicy) 
 	return made, gone
 }
 
-// Selecting names the policies of a pod's namespace that select it, in order. A pod in its node's network has none.
+// Selecting returns the sorted names of the policies in the pod's namespace that select the pod.
+// For a pod with host network it returns none.
 func (x *Index) Selecting(p *v1.Pod) []string {
 	if p.Spec.HostNetwork {
 		return nil
@@ -128,7 +130,7 @@ func (x *Index) Selecting(p *v1.Pod) []string {
 	return names
 }
 
-// Sent is a policy as nodes are sent it.
+// Sent returns a policy in the form in which nodes get it.
 func (x *Index) Sent(namespace, name string) (*networkingv1.NetworkPolicy, bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -139,7 +141,7 @@ func (x *Index) Sent(namespace, name string) (*networkingv1.NetworkPolicy, bool)
 	return p.sent, true
 }
 
-// Groups names the groups of a policy.
+// Groups returns the names of a policy's groups.
 func (x *Index) Groups(namespace, name string) []string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -150,7 +152,8 @@ func (x *Index) Groups(namespace, name string) []string {
 	return p.groups
 }
 
-// Group is a group as nodes are sent it: the addresses of its pods, by the ports that these name.
+// Group returns an address group in the form in which nodes get it: addresses of pods, by their
+// named ports.
 func (x *Index) Group(name string) (*v1.Endpoints, bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -161,7 +164,8 @@ func (x *Index) Group(name string) (*v1.Endpoints, bool) {
 	return g.endpoints(), true
 }
 
-// Pod takes a pod that is new, has changed or is gone, and names the groups that changed by it.
+// Pod handles the creation, change or deletion of a pod and returns the names of the changed
+// groups.
 func (x *Index) Pod(old, now *v1.Pod) (changed []string) {
 	if old != nil && now != nil && sameMember(old, now) {
 		return nil
@@ -175,19 +179,19 @@ func (x *Index) Pod(old, now *v1.Pod) (changed []string) {
 	return x.pod(any.Namespace, any.Name, now)
 }
 
-// Rejudge asks Source.Peer again about a pod, for something else than the pod has changed. It names the groups that
-// changed by it.
+// Rejudge evaluates Source.Peer again for a pod, after a change outside the pod. It returns the
+// names of the changed groups.
 func (x *Index) Rejudge(namespace, name string) (changed []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	p, ok := x.src.Pod(namespace, name) // under the lock: a pod that is deleted meanwhile is not added again
+	p, ok := x.src.Pod(namespace, name) // under the lock, so that a concurrently deleted pod is not added again
 	if !ok {
 		return nil
 	}
 	return x.pod(namespace, name, p)
 }
 
-// member is nil for a pod that no peer stands for.
+// member returns the group member of a pod, or nil if no peer can select it.
 func (x *Index) member(p *v1.Pod) *member {
 	if p != x.dns {
 		p = x.src.Peer(p)
@@ -198,7 +202,7 @@ func (x *Index) member(p *v1.Pod) *member {
 	return memberOf(p)
 }
 
-// pod is called under the lock.
+// pod updates all groups for one pod; now is nil after its deletion. The lock must be held.
 func (x *Index) pod(namespace, name string, now *v1.Pod) (changed []string) {
 	var m *member
 	if now != nil {
@@ -230,7 +234,8 @@ func (x *Index) pod(namespace, name string, now *v1.Pod) (changed []string) {
 	return changed
 }
 
-// Namespace takes a namespace that is new, has changed or is gone, and names the groups that changed by it.
+// Namespace handles the creation, change or deletion of a namespace and returns the names of the
+// changed groups.
 func (x *Index) Namespace(old, now *v1.Namespace) (changed []string) {
 	if old != nil && now != nil && maps.Equal(old.Labels, now.Labels) {
 		return nil
@@ -254,7 +259,8 @@ func (x *Index) Namespace(old, now *v1.Namespace) (changed []string) {
 	return changed
 }
 
-// DNS says at which addresses nodes answer for the cluster's names, and names the groups that changed by it.
+// DNS sets the addresses at which nodes answer cluster DNS and returns the names of the changed
+// groups.
 func (x *Index) DNS(addresses []string) (changed []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -268,7 +274,8 @@ func (x *Index) DNS(addresses []string) (changed []string) {
 	return x.pod(DNSNamespace, dnsName, p)
 }
 
-// use returns the name of the group of a peer, and makes it when it is new. It is called under the lock.
+// use adds a reference to the group of a peer and returns its name. fresh is true if the group was
+// created. The lock must be held.
 func (x *Index) use(s peer) (name string, fresh bool) {
 	name = s.name()
 	g := x.groups[name]
@@ -295,7 +302,8 @@ func (x *Index) use(s peer) (name string, fresh bool) {
 	return name, fresh
 }
 
-// leave says whether nobody uses the group any more. It is called under the lock.
+// leave drops a reference to a group and reports whether the group was deleted. The lock must be
+// held.
 func (x *Index) leave(name string) bool {
 	g := x.groups[name]
 	if g.users--; g.users > 0 {
@@ -310,7 +318,7 @@ func (x *Index) leave(name string) bool {
 	return true
 }
 
-// fill adds the pods of a namespace that a group selects. It is called under the lock.
+// fill adds the pods of a namespace that a group selects. The lock must be held.
 func (x *Index) fill(g *group, namespace string) {
 	pods := x.src.Pods(namespace)
 	if namespace == DNSNamespace && x.dns != nil {
@@ -323,7 +331,7 @@ func (x *Index) fill(g *group, namespace string) {
 	}
 }
 
-// touch gives a group a revision of its own. It is called under the lock.
+// touch gives a changed group a new revision and returns its name. The lock must be held.
 func (x *Index) touch(g *group) string {
 	x.revision++
 	g.revision, g.built = x.revision, nil
