@@ -20,7 +20,7 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// world is a source that a test changes at will.
+// world is an objectSource and policy.Source that a test changes.
 type world struct {
 	there   map[key]api.Object
 	watched map[key]int
@@ -28,7 +28,7 @@ type world struct {
 	nodes   *board
 	waves   uint64
 	policed *policy.Index
-	marks   []key // that a change has marked besides its own object
+	marks   []key // keys marked by a change besides the changed object
 	rev     int
 }
 
@@ -64,7 +64,7 @@ func (w *world) Pod(namespace, name string) (*v1.Pod, bool) {
 	return p, ok
 }
 
-// Pods, Namespace and Namespaces are what the index of policies reads: there is one namespace.
+// Pods, Namespace and Namespaces implement policy.Source with a single namespace.
 func (w *world) Pods(string) (pods []*v1.Pod) {
 	for _, o := range w.there {
 		if p, ok := o.(*v1.Pod); ok {
@@ -100,7 +100,7 @@ func (w *world) remove(k key) {
 	w.tell(k, o, nil)
 }
 
-// tell writes on the board what everyone is told, as the view does.
+// tell writes a change to the board, as the view does.
 func (w *world) tell(k key, old, now api.Object) {
 	v := &view{board: w.board, peers: w.nodes}
 	w.waves++
@@ -132,7 +132,7 @@ func (w *world) tell(k key, old, now api.Object) {
 	}
 }
 
-// sets are the parts of a change as they arrive.
+// sets returns the parts of a change after a round trip through the wire form.
 func sets(t rapid.TB, c change, full bool) []*fleetv1.ObjectSet {
 	t.Helper()
 	var out []*fleetv1.ObjectSet
@@ -153,8 +153,9 @@ func sets(t rapid.TB, c change, full bool) []*fleetv1.ObjectSet {
 	return out
 }
 
-// F93: whatever changes in whatever order, after each step the agent holds exactly what it must: all Services, its own pods, and the
-// closure of what those reference, each at its present revision; its own Node, and what it must know of the others.
+// F93: after any sequence of changes, the agent holds exactly the objects that it must at their
+// present revisions. These are all Services, its own pods with the closure of their references, its
+// own Node, and the information about other nodes.
 func TestAssignmentFollowsTheWorld(t *testing.T) {
 	for name, peers := range map[string]*digest{"an agent": {}, "an agent that does not know peers": nil} {
 		t.Run(name, func(t *testing.T) { rapid.Check(t, func(t *rapid.T) { followsTheWorld(t, resumption{peers: peers}) }) })
@@ -175,7 +176,8 @@ func followsTheWorld(t *rapid.T, has resumption) {
 			} else {
 				w.set(k, o)
 			}
-			// As the view does: pods and the own Node always, what everyone is told never, the rest when watched.
+			// As in the view: pods and the own Node always, objects for every node never, others
+			// when watched.
 			if k.kind == kindPod || k == ownNode || w.watched[k] > 0 {
 				dirty[k] = true
 			}
@@ -257,8 +259,8 @@ func drawObject(t *rapid.T, name func(string) string) (key, api.Object) {
 	return key{kindService, "default", name("svc")}, &v1.Service{}
 }
 
-// flush performs a step and plays the agent. One that was not told of a deletion for too long begins anew: the assignment
-// that goes on is returned.
+// flush performs a step and applies it to the simulated agent. If the agent is too far behind, it
+// starts with a new assignment. The assignment to continue with is returned.
 func flush(t *rapid.T, a *assignment, dirty map[key]bool, held map[key]string) *assignment {
 	var keys []key
 	for k := range dirty {
@@ -302,16 +304,16 @@ func flush(t *rapid.T, a *assignment, dirty map[key]bool, held map[key]string) *
 	return a
 }
 
-// isOf says that a volume is bound to that claim.
+// isOf reports whether a volume is bound to the claim.
 func isOf(v *v1.PersistentVolume, claim api.Object) bool {
 	by := v.Spec.ClaimRef
 	return by != nil && by.Namespace == claim.GetNamespace() && by.Name == claim.GetName() && (by.UID == "" || by.UID == claim.GetUID())
 }
 
-// told is what is said of a peer.
+// told formats the peer information that an agent gets.
 func told(p *fleetv1.Peer) string { return fmt.Sprint(p.Uid, p.PodCidrs, p.Addresses) }
 
-// check compares with the closure worked out from nothing.
+// check compares the objects held with a closure computed from scratch.
 func check(t *rapid.T, w *world, held map[key]string, peers bool) {
 	want := make(map[key]string)
 	var add func(k key)
@@ -353,8 +355,8 @@ func check(t *rapid.T, w *world, held map[key]string, peers bool) {
 	}
 }
 
-// Who comes back is not sent what it holds: of Services and EndpointSlices at a revision their names, of peers nothing. It is
-// sent all when one peer is another.
+// A resuming agent is not sent the objects that it holds. It gets only the names of Services and
+// EndpointSlices at a known revision, and no peers. If one peer differs, it gets all of them.
 func TestResumption(t *testing.T) {
 	w := newWorld(mostGone)
 	node := func(name, cidr string) {
@@ -388,11 +390,11 @@ func TestResumption(t *testing.T) {
 			t.Errorf("%d objects, %d of them thin, %d peers, peers held: %v; want %d, %d, %d, %v", u, n, p, k, upserts, thin, peers, kept)
 		}
 	}
-	has := w.nodes.peersOf("w1") // of the other two
+	has := w.nodes.peersOf("w1") // digest of the other two nodes
 	expect(resumption{peers: &digest{}}, 4, 0, 2, false)
 	expect(resumption{peers: &has, revision: 4}, 4, 2, 0, true)
 	expect(resumption{}, 6, 0, 0, false)
-	node("w1", "10.9.0.0/24") // its own
+	node("w1", "10.9.0.0/24") // its own node
 	expect(resumption{peers: &has, revision: 100}, 4, 3, 0, true)
 	node("w2", "10.9.0.0/24")
 	expect(resumption{peers: &has, revision: 100}, 4, 3, 2, false)
@@ -402,8 +404,8 @@ func TestResumption(t *testing.T) {
 	expect(resumption{peers: &has, revision: 100}, 4, 3, 1, false)
 }
 
-// A claim that names a volume gets nothing of it, and not the Secrets by which it is mounted, unless the volume is bound to that
-// claim; whichever of the two names the other first, and whoever else names it.
+// A node gets a volume and its Secrets for a claim only if the volume is bound to that claim. The
+// order of creation and other claims with the same volume name make no difference.
 func TestVolumesOfOthers(t *testing.T) {
 	claim, other, volume, secret := key{kindClaim, "default", "data"}, key{kindClaim, "default", "other"}, key{kindPersistentVolume, "", "pv"}, key{kindSecret, "team", "chap"}
 	bound := func(c key, uid types.UID) api.Object {
@@ -419,8 +421,8 @@ func TestVolumesOfOthers(t *testing.T) {
 	}
 	type step struct {
 		k    key
-		o    api.Object // nil = it is removed
-		held bool       // afterwards, the volume with its Secret
+		o    api.Object // nil = deleted
+		held bool       // whether the volume and its Secret are held afterwards
 	}
 	for name, steps := range map[string][]step{
 		"the volume is bound to nobody":           {{volume, bound(key{}, ""), false}, {claim, names("pv"), false}},

@@ -24,13 +24,13 @@ func serviceNotice(i int, uid string, gone bool) notice {
 	return n
 }
 
-// since is all that a board tells.
+// since reads all changes after a position.
 func since(b *board, at uint64) (all []notice, now uint64, err error) {
 	now, _, err = b.read(reader{at: at, take: func(n *notice) { all = append(all, *n) }})
 	return all, now, err
 }
 
-// A reader is told of what has changed since it read last, once each, and who begins of what there is.
+// A reader gets every change since its last read once; a new reader gets the existing objects.
 func TestBoard(t *testing.T) {
 	b := newBoard(2)
 	read := func(at uint64, want ...string) uint64 {
@@ -65,7 +65,7 @@ func TestBoard(t *testing.T) {
 	put(2, "b", true)
 	read(0, "s1=a")
 	read(at, "s2=b")
-	put(2, "c", false) // of the same name: nothing is gone any more
+	put(2, "c", false) // same name again: the deletion record is dropped
 	read(0, "s1=a", "s2=c")
 	read(at, "s2=c")
 	if b.gone.Len() != 0 || b.order.Len() != 2 {
@@ -73,7 +73,8 @@ func TestBoard(t *testing.T) {
 	}
 }
 
-// Deletions are remembered in a bounded number. Who has not read for longer must begin anew, and nobody else.
+// The number of deletion records is bounded. A reader that is further behind must resynchronise;
+// other readers need not.
 func TestBoardForgetsDeletions(t *testing.T) {
 	b := newBoard(3)
 	b.put(serviceNotice(0, "0", false))
@@ -97,12 +98,12 @@ func TestBoardForgetsDeletions(t *testing.T) {
 	}
 }
 
-// A wave after a pause goes out at once; those that are asked for meanwhile are one, which goes out later the more
-// sessions there are. None that was asked for is forgotten.
+// The first wave after a pause is immediate. Requests during the pause are combined into one wave;
+// the pause grows with the number of sessions. No request is lost.
 func TestWaves(t *testing.T) {
 	for _, c := range []struct {
 		sessions int
-		next     time.Duration // from the first wave to the second
+		next     time.Duration // time between the first and the second wave
 	}{{10, 20 * time.Millisecond}, {500, time.Second}, {100000, 2 * time.Second}} {
 		virtual.Test(t, func(t *testing.T) {
 			var w waves
@@ -127,7 +128,7 @@ func TestWaves(t *testing.T) {
 	}
 }
 
-// A session keeps of what every node holds how far it has read, in a cluster of any size.
+// A session's memory for objects that every node gets does not depend on the size of the cluster.
 func TestAssignmentDoesNotGrowWithTheCluster(t *testing.T) {
 	w := newWorld(mostGone)
 	for i := range 1000 {
@@ -153,13 +154,14 @@ func TestAssignmentDoesNotGrowWithTheCluster(t *testing.T) {
 	}
 }
 
-// P20: a session that an EndpointSlice wakes tells its agent the slice's revision with it: that of before would have the proxies say
-// that they show less than they do, and pods wait in front of the gate until its bound.
+// P20: a session that an EndpointSlice wakes sends the slice's revision with it. With the previous
+// revision, proxies would report too old a state, and terminating pods would wait for the gate's
+// limit.
 func TestRevisionOfASliceIsKnownBeforeAnybodyWakes(t *testing.T) {
 	v := &view{board: newBoard(2), enc: newEncodings(), gate: newGate(time.Second)}
 	s := sliceOf(map[types.UID]bool{gatedPod: true})
 	s.Namespace, s.Name, s.ResourceVersion = "default", "a", "7"
-	v.mu.Lock() // held by no session: who wakes them waits here
+	v.mu.Lock() // no session holds the lock, so a wake-up blocks here
 	woken := make(chan struct{})
 	go func() {
 		v.changed(kindEndpointSlice, nil, s)

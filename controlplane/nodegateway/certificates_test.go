@@ -7,8 +7,8 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// What an agent says of its certificates is shown to people: at most one for each use that is known, and nothing that could not
-// be in a certificate. F51
+// Of the certificates that an agent reports, at most one per known use is kept, and none with
+// impossible values. F51
 func TestPlausibleCertificates(t *testing.T) {
 	c := func(use, key string, begins, expires int64) *fleetv1.NodeCertificate {
 		return &fleetv1.NodeCertificate{Use: use, Key: key, BeginsUnix: begins, ExpiresUnix: expires}

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// lockedBuffer may be read while it is written.
+// lockedBuffer is a buffer that is safe for concurrent use.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -32,8 +32,8 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// A write that fails again and again is told of once per distinct error, a passing failure not at all, and a
-// flood of different errors stays a handful of lines.
+// A repeated failure of a write is logged once per distinct error, and a temporary failure not at
+// all. Many different errors result in few lines.
 func TestComplaints(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		var out lockedBuffer

@@ -9,8 +9,9 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// F110: what a node said of the volumes that it has stands for as long as its agent has not read what it uses; one that tells what it
-// uses, and not what of that it has, is of a release before.
+// F110: the reported held volumes stay until a restarted agent has determined its volumes. An agent
+// that reports volumes in use but no held volumes is of an earlier release; the annotation is
+// removed.
 func TestVolumesHeldStandUntilToldOtherwise(t *testing.T) {
 	node := func(annotations map[string]string) *v1.Node {
 		return &v1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}}
@@ -31,8 +32,9 @@ func TestVolumesHeldStandUntilToldOtherwise(t *testing.T) {
 	}
 }
 
-// What an agent says of its DRA drivers stands in its Node, none too; when the agent becomes one of the release before, which
-// says nothing of them, what its successor said is taken away: ResourceSlices are judged by it.
+// The DRA drivers that an agent reports are stored in its Node, also an empty list. They are
+// removed if an agent of an earlier release reports none, because ResourceSlices are validated with
+// them.
 func TestDRADriversOfANode(t *testing.T) {
 	node := func(kv ...string) *v1.Node {
 		n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{}}}

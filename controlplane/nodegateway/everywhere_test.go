@@ -6,7 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Every node is told of the DNS server's configuration, whatever runs there, when it comes and when it goes.
+// Every node gets the DNS server's configuration, and its deletion, whatever pods it runs.
 func TestEverywhere(t *testing.T) {
 	w := newWorld(mostGone)
 	a := newAssignment("w1", w, resumption{})

@@ -12,9 +12,9 @@ import (
 	"keelson.dev/keelson/internal/clusterid"
 )
 
-// A replica sends its identity to agents, and refuses an agent that has seen a later incarnation
-// of its cluster. An agent of a release without identities, and one that sends nonsense, is
-// served. F53
+// A replica sends its cluster identity to agents and refuses an agent that knows a later
+// incarnation of the cluster. It serves agents of releases without identities, and agents that send
+// invalid ones. F53
 func TestAgentOfALaterIncarnationIsRefused(t *testing.T) {
 	own, known := clusterid.Identity{Cluster: "c", Incarnation: 5}, true
 	s := &Server{cfg: Config{Replica: "cp2", Identity: func() (clusterid.Identity, bool) { return own, known }}}

@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// A node that has much reviewed at once waits, and keeps no other from it; what has left is forgotten.
+// The limit of concurrent reviews is per node, and ended reviews do not count.
 func TestReviewsAreBoundedPerNode(t *testing.T) {
 	var r places[string]
 	var leave []func()
@@ -47,7 +47,7 @@ func TestReviewsAreBoundedPerNode(t *testing.T) {
 	}
 }
 
-// A node's server learns of revoked client certificates of other nodes by its reviews. F51
+// A review rejects a revoked client certificate of another node. F51
 func TestRevokedClientOfANodesServer(t *testing.T) {
 	issue := func(name string, at time.Time) []byte {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

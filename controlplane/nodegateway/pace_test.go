@@ -11,8 +11,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// Nodes of a large cluster say less often that they live, and are waited for longer; what they have to come back is less, so
-// that a node that is silent is lost after the same time everywhere.
+// In large clusters the heartbeat interval and the suspect timeout are longer. The grace period is
+// shorter accordingly, so that a silent node is lost after the same time.
 func TestPace(t *testing.T) {
 	for _, c := range []struct {
 		nodes         int
@@ -34,8 +34,8 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// So many sessions begin at once; the next waits for its turn, and is told when there is none. One that does not end its
-// turn loses it.
+// The number of starting sessions is bounded. A further session waits for a slot and gets an error
+// after a timeout. A session that starts too slowly loses its slot.
 func TestTurns(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		turns := make(turns, 2)
@@ -44,7 +44,7 @@ func TestTurns(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := turns.take(ctx, time.Second); err != nil { // and keeps it
+		if _, err := turns.take(ctx, time.Second); err != nil { // and keeps the slot
 			t.Fatal(err)
 		}
 		if _, err := turns.take(ctx, time.Second); status.Code(err) != codes.Unavailable {

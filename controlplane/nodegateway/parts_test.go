@@ -34,18 +34,18 @@ func sliceOf(ready map[types.UID]bool) *discoveryv1.EndpointSlice {
 
 const gatedPod = types.UID("p")
 
-// gateStep is what happens to a gate, all in virtual time, and when it opens.
+// gateStep is one input to a gate in virtual time, with the expected opening.
 type gateStep struct {
 	name  string
 	steps func(g *gate, open func())
-	want  time.Duration // when it opens after the beginning
+	want  time.Duration // expected opening, measured from the start
 }
 
 func gateSlices() (a, b key) {
 	return key{kindEndpointSlice, "default", "a"}, key{kindEndpointSlice, "default", "b"}
 }
 
-// askedFirst: the pod is asked for while it stands in its slices.
+// askedFirst returns the cases in which ask is called while EndpointSlices list the pod as ready.
 func askedFirst() []gateStep {
 	const pod = gatedPod
 	a, b := gateSlices()
@@ -83,7 +83,7 @@ func askedFirst() []gateStep {
 		{"a node dies", func(g *gate, open func()) {
 			g.slice(a, sliceOf(map[types.UID]bool{pod: true}), 5)
 			g.progress("w1", 5)
-			g.nodeReady("w2", true) // alive, not heard of here
+			g.nodeReady("w2", true) // Ready, but not connected to this replica
 			g.ask(pod, open)
 			g.slice(a, nil, 6)
 			g.progress("w1", 6)
@@ -101,7 +101,8 @@ func askedFirst() []gateStep {
 	}
 }
 
-// leftFirst: the pod leaves its slices, or has left them, when it is asked for.
+// leftFirst returns the cases in which the pod has left its EndpointSlices before ask, or leaves
+// them then.
 func leftFirst() []gateStep {
 	const pod = gatedPod
 	a, _ := gateSlices()
@@ -151,7 +152,7 @@ func leftFirst() []gateStep {
 	}
 }
 
-// P20: when the gate opens, step by step.
+// P20: the gate opens at the expected times.
 func TestGate(t *testing.T) {
 	_, b := gateSlices()
 	for _, tt := range append(askedFirst(), leftFirst()...) {
@@ -171,7 +172,7 @@ func TestGate(t *testing.T) {
 				if len(g.waiting) > 0 {
 					t.Errorf("%d pods still wait", len(g.waiting))
 				}
-				// What is remembered of pods that nobody asks about goes with the next departure.
+				// Departures of pods without ask are dropped at the next departure.
 				g.slice(b, sliceOf(map[types.UID]bool{"q": true}), 100)
 				g.slice(b, nil, 101)
 				if len(g.left) != 1 || len(g.leaving) != 1 {
@@ -182,7 +183,7 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// Grace timers: the newest epoch counts, a session disarms, a failed write is tried again.
+// Grace timers: the newest epoch counts, a session stops the timer, and a failed write is retried.
 func TestLosses(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -205,14 +206,14 @@ func TestLosses(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- l.run(ctx) }()
 		l.arm("dead", 1, 5*time.Second)
-		l.arm("dead", 1, time.Second) // a second word of the same loss changes nothing
+		l.arm("dead", 1, time.Second) // a second call for the same loss has no effect
 		l.arm("back", 1, 5*time.Second)
 		l.arm("again", 1, 5*time.Second)
 		l.arm("flaky", 1, 5*time.Second)
 		l.arm("moved", 1, 5*time.Second)
 		time.Sleep(2 * time.Second)
 		l.disarm("back")
-		l.arm("again", 2, 5*time.Second) // came back and was lost again
+		l.arm("again", 2, 5*time.Second) // reconnected, then lost again
 		l.keep(func(node string, _ uint64) bool { return node != "moved" })
 		time.Sleep(time.Minute)
 		cancel()
@@ -227,9 +228,8 @@ func TestLosses(t *testing.T) {
 	})
 }
 
-// Writes: never two of one key at once, the last asked wins, failures are retried, the limit holds.
-// A node whose replica is gone is given one grace more while its agent is connected here, for each session anew; one that is
-// not connected is lost at once.
+// A node of a failed replica gets a second grace period per session while its agent is connected to
+// this replica. A node that is not connected is lost at once.
 func TestMoving(t *testing.T) {
 	m, began := newMoving(5*time.Second), time.Now()
 	for _, c := range []struct {
@@ -303,7 +303,7 @@ func TestWork(t *testing.T) {
 	})
 }
 
-// What a stored mirror pod names does not travel to its node.
+// A mirror pod's references are not sent to its node.
 func TestMirrorPodsLeadNowhere(t *testing.T) {
 	class := "c"
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}, Spec: v1.PodSpec{
@@ -318,7 +318,8 @@ func TestMirrorPodsLeadNowhere(t *testing.T) {
 	}
 }
 
-// The node's own conditions win, the others' stay, and a final phase is final.
+// The node's conditions replace stored ones, other conditions stay, and a final phase is never
+// left.
 func TestMergePodStatus(t *testing.T) {
 	long := metav1.NewTime(time.Unix(1000, 0))
 	stored := &v1.PodStatus{Phase: v1.PodFailed, Reason: "Evicted", QOSClass: v1.PodQOSBurstable, Conditions: []v1.PodCondition{
@@ -339,7 +340,8 @@ func TestMergePodStatus(t *testing.T) {
 	}
 }
 
-// F32: what an agent of before says at length of why containers wait is cut, so that what it says is written at all; it is not changed itself.
+// F32: an overlong message of a waiting container, as earlier agents send it, is truncated so that
+// the status can be stored. The reported status itself is not modified.
 func TestWaitsAreCut(t *testing.T) {
 	waits := func(bytes int) v1.ContainerStatus {
 		return v1.ContainerStatus{Name: "c", State: v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: "ErrImagePull", Message: strings.Repeat("x", bytes)}}}
@@ -363,7 +365,7 @@ func TestWaitsAreCut(t *testing.T) {
 	}
 }
 
-// The smallest of the recent samples is nearest to the clocks' true distance.
+// The smallest recent sample determines the estimated clock difference.
 func TestOffset(t *testing.T) {
 	var o offset
 	if o.estimate() != 0 {
@@ -375,7 +377,7 @@ func TestOffset(t *testing.T) {
 	if got := o.estimate(); got != 5150 {
 		t.Errorf("estimate %d, want 5150", got)
 	}
-	for range len(o.samples) { // the clocks have drifted: old samples are forgotten
+	for range len(o.samples) { // the clocks have drifted: old samples are dropped
 		o.sample(7000)
 	}
 	if got := o.estimate(); got != 7000 {
@@ -383,7 +385,7 @@ func TestOffset(t *testing.T) {
 	}
 }
 
-// An object is encoded once per revision for all sessions; a pod and a secret are not kept.
+// An object is encoded once per revision for all sessions. Pods and Secrets are not cached.
 func TestEncodings(t *testing.T) {
 	e := newEncodings()
 	svc := &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s", UID: "u", ResourceVersion: "3"}}
@@ -412,7 +414,7 @@ func TestEncodings(t *testing.T) {
 	}
 }
 
-// What agents do not need of a node neither travels nor wakes them.
+// Node fields that agents do not need are not sent, and their changes wake no session.
 func TestSlimNode(t *testing.T) {
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", UID: "u", ResourceVersion: "1"}, Spec: v1.NodeSpec{PodCIDR: "10.0.1.0/24"}}
 	n.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "192.0.2.1"}}
@@ -450,8 +452,8 @@ func TestSlimNode(t *testing.T) {
 	}
 }
 
-// A node reads of itself what is attached to it and whether the control plane knows that it uses that; of the volumes in
-// use an agent that knows them says the whole. F110
+// A node gets its attached volumes and the volumes in use known to the control plane. An agent that
+// reports volumes in use replaces the whole list. F110
 func TestNodesKnowWhatIsAttached(t *testing.T) {
 	n := &v1.Node{Status: v1.NodeStatus{VolumesInUse: []v1.UniqueVolumeName{"a"}, VolumesAttached: []v1.AttachedVolume{{Name: "a"}},
 		Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue, Message: "m"}}}}
@@ -481,7 +483,8 @@ func TestNodesKnowWhatIsAttached(t *testing.T) {
 	}
 }
 
-// What others wrote into a node's status stays: an extended resource is in capacity, allocatable follows it, and goes with it.
+// Extended resources that other clients wrote stay in the node's capacity. Allocatable follows the
+// capacity, also at removal.
 func TestExtendedResourcesStay(t *testing.T) {
 	own := v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"), "example.com/gpu": resource.MustParse("1")}
 	facts := &v1.NodeStatus{Capacity: own, Allocatable: own.DeepCopy()}
@@ -503,7 +506,8 @@ func TestExtendedResourcesStay(t *testing.T) {
 	}
 }
 
-// An agent whose network is another product's no longer says that its own fails; what such a product says of itself stays.
+// With another network product, the agent no longer reports a failure of its own network, and the
+// stored one is removed. A condition of the other product stays.
 func TestFailureOfTheNetworkIsTakenBack(t *testing.T) {
 	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue}
 	network := func(status v1.ConditionStatus, reason string) v1.NodeCondition {
@@ -513,7 +517,7 @@ func TestFailureOfTheNetworkIsTakenBack(t *testing.T) {
 		name   string
 		stored v1.NodeCondition
 		facts  []v1.NodeCondition
-		want   string // the reason that is left
+		want   string // expected reason of the remaining condition
 	}{
 		{"it is silent now", network(v1.ConditionTrue, "NetworkPartFailed"), []v1.NodeCondition{ready}, ""},
 		{"it still says so", network(v1.ConditionTrue, "NetworkPartFailed"), []v1.NodeCondition{ready, network(v1.ConditionTrue, "NetworkPartFailed")}, "NetworkPartFailed"},
@@ -532,8 +536,8 @@ func TestFailureOfTheNetworkIsTakenBack(t *testing.T) {
 	}
 }
 
-// A node is given the Secret by which it logs in to the disk of a claim, from the claim's namespace where the volume names none, and
-// only where the volume asks for it. F110
+// A node gets the Secret for the iSCSI login of a claim's volume, only if the volume requires it.
+// If the volume names no namespace, the Secret is in the claim's. F110
 func TestSecretsOfDisks(t *testing.T) {
 	pv := func(d v1.ISCSIPersistentVolumeSource) *v1.PersistentVolume {
 		return &v1.PersistentVolume{Spec: v1.PersistentVolumeSpec{ClaimRef: &v1.ObjectReference{Namespace: "team", Name: "data"}, PersistentVolumeSource: v1.PersistentVolumeSource{ISCSI: &d}}}

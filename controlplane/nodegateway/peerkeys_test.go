@@ -9,8 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// F108: others are told the key of a node that tells one, and of each change of it; what is no key is none. An agent that
-// encrypts no longer has its key taken away.
+// F108: other nodes get a node's WireGuard key and its changes; an invalid key counts as none. The
+// key of an agent that no longer encrypts is removed.
 func TestKeysOfPeers(t *testing.T) {
 	node := func(key string) *v1.Node {
 		n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Annotations: map[string]string{}}, Spec: v1.NodeSpec{PodCIDRs: []string{"10.1.0.0/24"}},

@@ -13,13 +13,13 @@ import (
 	"keelson.dev/keelson/controlplane/nodegateway/policy"
 )
 
-// storeInformer is a store as an informer that has not started.
+// storeInformer is an informer that only has a store and is not started.
 type storeInformer struct{ cache.Indexer }
 
 func (s storeInformer) GetIndexer() cache.Indexer { return s.Indexer }
 
-// Groups of policies follow a ServiceCIDR: an address of a pod in its range is no peer, and is one again once the
-// ServiceCIDR is gone.
+// Address groups follow ServiceCIDRs: a pod address in such a range is omitted, and added again
+// when the ServiceCIDR is deleted.
 func TestGroupsFollowServiceCIDRs(t *testing.T) {
 	byNamespace := cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}
 	nodes, pods, ranges, namespaces := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{}), cache.NewIndexer(cache.MetaNamespaceKeyFunc, byNamespace),

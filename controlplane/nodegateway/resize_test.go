@@ -6,7 +6,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Of a resize the node tells: what it says nothing of any more is over, unlike conditions that others wrote.
+// A resize condition that the node no longer reports is removed, unlike conditions of other
+// writers.
 func TestConditionsOfAResizeGo(t *testing.T) {
 	stored := &v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodResizePending, Status: v1.ConditionTrue, Reason: v1.PodReasonDeferred},
 		{Type: v1.PodResizeInProgress, Status: v1.ConditionTrue}, {Type: "example.com/gate", Status: v1.ConditionTrue}}}

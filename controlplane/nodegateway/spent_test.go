@@ -14,8 +14,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// Records go when they have no more effect, and not before: a token when it has expired, a revocation when every
-// certificate that it covers has, a claim when its Node is there.
+// Records are deleted only when they have no effect. A token ends at its expiry, a revocation when
+// every covered certificate has expired, a claim when its Node exists.
 func TestSpentRecords(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		began := time.Now()

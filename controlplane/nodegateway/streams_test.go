@@ -7,7 +7,8 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// What is asked of a node that does not read its standby is bounded, and what nobody waits for any more is taken back.
+// Requests to a node that does not read its standby stream are bounded; abandoned ones are
+// withdrawn.
 func TestStandbyThatIsNotRead(t *testing.T) {
 	ctx, end := context.WithCancelCause(t.Context())
 	b := &standby{node: "w1", end: end, wake: make(chan struct{}, 1)}
@@ -31,7 +32,7 @@ func TestStandbyThatIsNotRead(t *testing.T) {
 	}
 }
 
-// A node opens no more tunnels than it was asked for, and a few that come late.
+// A node can open no more tunnels than requested, plus a few late ones.
 func TestTunnelsThatWereNotAskedFor(t *testing.T) {
 	l := newTunnels()
 	open := func(want bool) (named func()) {

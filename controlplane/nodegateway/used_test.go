@@ -20,7 +20,7 @@ func usageMessage(change func(*fleetv1.NodeUsage)) *fleetv1.NodeUsage {
 	return m
 }
 
-// What a node says is remembered on this replica's clock until it says something else or it is too old.
+// A usage report is kept, on this replica's clock, until the next one or until it is too old.
 func TestUsageIsRememberedWhileFresh(t *testing.T) {
 	u, now := newUsed(), time.Unix(1000, 0)
 	if err := u.note("w1", usageMessage(nil), now); err != nil {
@@ -48,7 +48,7 @@ func TestUsageIsRememberedWhileFresh(t *testing.T) {
 	}
 }
 
-// A node's message may be anything: what no node can use is dropped as a whole, and what was known stays.
+// A usage report with impossible values is dropped as a whole, and the previous one stays.
 func TestUsageBeyondBoundsIsDropped(t *testing.T) {
 	long := strings.Repeat("x", usedName+1)
 	for name, spoil := range map[string]func(*fleetv1.NodeUsage){

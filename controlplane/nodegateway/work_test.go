@@ -10,8 +10,8 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// However much a node reports that cannot be written, what waits for it is bounded; a newer word for the same object
-// takes the place of the older one, and when the store answers again nothing is left on the account.
+// Queued writes of a node are bounded in size. A newer write for the same object replaces the older
+// one, and the queue is empty after the store has recovered.
 func TestWaitingWorkIsBounded(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -46,7 +46,7 @@ func TestWaitingWorkIsBounded(t *testing.T) {
 	})
 }
 
-// Names that no object has are refused before they are kept.
+// Overlong object names are refused before they are stored.
 func TestHostileNamesInReports(t *testing.T) {
 	x := &session{work: newWork(t.Context(), 1)}
 	long := strings.Repeat("x", 1<<20)

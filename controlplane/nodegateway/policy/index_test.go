@@ -16,12 +16,12 @@ import (
 	"pgregory.net/rapid"
 )
 
-// world is a cluster that a test changes at will.
+// world is a Source that a test changes.
 type world struct {
 	pods       map[string]map[string]*v1.Pod
 	namespaces map[string]*v1.Namespace
 	policies   map[string]*networkingv1.NetworkPolicy
-	refused    map[string]bool // addresses that do not count
+	refused    map[string]bool // invalid addresses
 }
 
 func newWorld() *world {
@@ -42,7 +42,7 @@ func (w *world) Pod(namespace, name string) (*v1.Pod, bool) {
 	return p, ok
 }
 
-// Peer leaves out pods and addresses that do not count.
+// Peer omits invalid addresses, and pods with no valid one.
 func (w *world) Peer(p *v1.Pod) *v1.Pod {
 	if w.refused[p.Status.PodIP] {
 		return nil
@@ -50,7 +50,7 @@ func (w *world) Peer(p *v1.Pod) *v1.Pod {
 	return p
 }
 
-// meant are the addresses that a peer stands for, worked out from nothing.
+// meant returns the addresses that a peer selects, computed from scratch.
 func (w *world) meant(p peer) []string {
 	var out []string
 	for name, ns := range w.namespaces {
@@ -90,8 +90,8 @@ func shown(e *v1.Endpoints) []string {
 	return out
 }
 
-// Whatever changes in whatever order, each group is what its selectors mean, each pod has the policies that select it, and a
-// group that changed is named.
+// After any sequence of changes, each group has the members that its selectors select, and each pod
+// the policies that select it. Every changed group is returned.
 func TestIndexFollowsTheWorld(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld()
@@ -142,7 +142,7 @@ func step(t *rapid.T, w *world, x *Index) []string {
 			}
 			delete(w.namespaces, ns)
 			changed := x.Namespace(old, nil)
-			for name, p := range w.pods[ns] { // it is empty when it goes
+			for name, p := range w.pods[ns] { // a namespace is empty when it is deleted
 				delete(w.pods[ns], name)
 				changed = append(changed, x.Pod(p, nil)...)
 			}
@@ -217,7 +217,7 @@ func step(t *rapid.T, w *world, x *Index) []string {
 		case 0:
 			rule.To = []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8"}}}
 		case 1:
-			rule.To = []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}} // its pods name the port themselves
+			rule.To = []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}} // the named port is looked up in the selected pods
 		}
 		p.Spec.Egress = append(p.Spec.Egress, rule)
 	}
@@ -271,7 +271,7 @@ func checkWorld(t *rapid.T, w *world, x *Index) {
 	}
 }
 
-// A policy that lets pods ask the cluster's DNS by its usual label means the addresses at which nodes answer.
+// A policy that allows cluster DNS by its usual label contains the addresses at which nodes answer.
 func TestDNSIsAPeer(t *testing.T) {
 	w := newWorld()
 	w.namespaces[DNSNamespace] = &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: DNSNamespace, Labels: map[string]string{v1.LabelMetadataName: DNSNamespace}}}
@@ -299,8 +299,8 @@ func TestDNSIsAPeer(t *testing.T) {
 	expect("[10.96.0.10 dns53 169.254.20.10 dns53]")
 }
 
-// The named ports of egress rules without selectors are a group each, which has the pods of all namespaces that name the
-// port with its protocol. Rules with selectors have none, and nor have those of ingress.
+// Each named port of an egress rule without selectors has a group, with the pods of all namespaces
+// that declare the port and protocol. Rules with selectors and ingress rules have no such group.
 func TestNamedPortsWithoutSelectors(t *testing.T) {
 	w := newWorld()
 	pod := func(namespace, ip string, host bool, ports ...v1.ContainerPort) {

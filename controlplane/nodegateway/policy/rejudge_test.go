@@ -9,8 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A pod whose address does not count is in no group, and Rejudge follows a change of the judgment. A pod that is
-// deleted meanwhile does not come back.
+// A pod without a valid address is in no group, and Rejudge applies a changed validity. A pod
+// deleted in the meantime is not added again.
 func TestRejudge(t *testing.T) {
 	w := newWorld()
 	x := New(w)
