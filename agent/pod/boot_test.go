@@ -12,19 +12,19 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// The power of a machine fails. Its pod db-0 of a StatefulSet (no attached volume: NFS, or none) is removed
-// by force: the taint out-of-service, kubectl delete node, kubectl delete pod --force. The set creates db-0
-// again on another node. The machine boots: the agent has its checkpoint, and no control plane answers. A
-// kubelet starts nothing then, since it does not know its pods. P9
+// After a power failure of a node, its StatefulSet pod db-0 without attached volumes is
+// force-deleted, and the StatefulSet creates db-0 on another node. The machine then boots with a
+// checkpoint and without a control plane. Like a kubelet without an API server, the agent must
+// start no pod. P9
 func TestPodsOfACheckpointWaitAfterABoot(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		confirm := n.cluster.Unconfirmed() // what follows is of the checkpoint
+		confirm := n.cluster.Unconfirmed() // from here on, the assignment is only that of the checkpoint
 		_ = confirm
 		p := simplePod("db-0")
 		p.Spec.RestartPolicy = v1.RestartPolicyAlways
 		n.cluster.Put(p)
-		n.start() // no sandbox, no container: the machine was off
+		n.start() // no sandbox and no container: the machine was off
 		defer func() { n.stop() }()
 		virtual.Wait()
 		if s, c := n.rt.Left(); s != 0 || c != 0 {
@@ -34,7 +34,7 @@ func TestPodsOfACheckpointWaitAfterABoot(t *testing.T) {
 	})
 }
 
-// ownedBy returns the pod with a controller.
+// ownedBy returns the pod with a controller owner reference.
 func ownedBy(p *v1.Pod, apiVersion, kind string) *v1.Pod {
 	yes := true
 	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: "owner", UID: "owner",
@@ -42,8 +42,8 @@ func ownedBy(p *v1.Pod, apiVersion, kind string) *v1.Pod {
 	return p
 }
 
-// P9: after a boot only pods that belong to their node start from the checkpoint; a confirmed pod starts
-// at once, and one that is no longer assigned never does.
+// P9: after a boot, only pods that can run on no other node (DaemonSet and mirror pods) start from
+// the checkpoint. A confirmed pod starts at once; a pod that is no longer assigned never starts.
 func TestPodsStartOnceConfirmed(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -57,7 +57,7 @@ func TestPodsStartOnceConfirmed(t *testing.T) {
 			ownedBy(simplePod("other"), "example.com/v1", "DaemonSet"), ownedBy(simplePod("stays"), "apps/v1", "StatefulSet"), mirror, done, moved)
 		n.start()
 		defer func() { n.stop() }()
-		time.Sleep(10 * time.Minute) // of the bubble
+		time.Sleep(10 * time.Minute) // virtual time
 		virtual.Wait()
 		started := func(want ...types.UID) {
 			t.Helper()
@@ -78,9 +78,9 @@ func TestPodsStartOnceConfirmed(t *testing.T) {
 	})
 }
 
-// P9: an agent that is restarted in the same boot goes on with its pods, without a control plane too: those
-// that run are adopted, and what crashed is started again. After a boot none is, also where a first agent
-// of that boot has run before.
+// P9: an agent restarted within the same boot continues with its pods, also without a control
+// plane. Running pods are adopted, and crashed containers are restarted. After a boot none is
+// started, also if an agent of that boot ran before.
 func TestRestartedAgentsGoOnWithTheirPods(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -90,14 +90,14 @@ func TestRestartedAgentsGoOnWithTheirPods(t *testing.T) {
 		n.cluster.Put(simplePod("u1"))
 		n.is("u1", running)
 		n.stop()
-		n.cluster.Put(simplePod("u2")) // assigned just before the control plane was lost, and never started
+		n.cluster.Put(simplePod("u2")) // assigned just before the control plane was lost, never started
 		n.cluster.Unconfirmed()
 		n.start()
 		virtual.Wait()
 		if s, _ := n.rt.Left(); s != 2 {
 			t.Fatalf("%d sandboxes after a restart of the agent, want 2", s)
 		}
-		for range 2 { // the second agent of the boot knows no more than the first
+		for range 2 { // the second agent of the boot has no more information than the first
 			n.stop()
 			n.cfg.BootID = "b2"
 			n.cluster.Put(simplePod("u3"))
@@ -110,8 +110,8 @@ func TestRestartedAgentsGoOnWithTheirPods(t *testing.T) {
 	})
 }
 
-// P9: an agent of a release that recorded no confirmation is upgraded while no control plane answers: its
-// pods that run go on, and their containers are started again.
+// P9: an agent of a release without confirmation records is upgraded while no control plane
+// answers. Its running pods continue, and their containers are restarted.
 func TestPodsThatRunNeedNoConfirmation(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -129,7 +129,7 @@ func TestPodsThatRunNeedNoConfirmation(t *testing.T) {
 		if err := n.rt.Exit("u1", "app", 1, "Error"); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Minute) // of the bubble
+		time.Sleep(time.Minute) // virtual time
 		virtual.Wait()
 		if got := n.pod("u1").Status.ContainerStatuses[0]; got.RestartCount != 1 || got.State.Running == nil {
 			t.Errorf("%+v", got)
@@ -150,7 +150,7 @@ func TestUnconfirmedPodsMayBeStarted(t *testing.T) {
 	})
 }
 
-// P9: a record that cannot be read counts as none.
+// P9: an unreadable confirmation record counts as none.
 func TestDamagedConfirmation(t *testing.T) {
 	n := newNode(t)
 	n.confirmedBefore()

@@ -12,7 +12,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// A node with a ceiling runs no pod above it, whatever the API has let in, and says so in the pod's status.
+// A node with a Pod Security ceiling runs no pod above it, even if the API has admitted the pod,
+// and reports that in the pod's status.
 func TestCeiling(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -66,7 +67,7 @@ func TestParseCeiling(t *testing.T) {
 	}
 }
 
-// What an agent would leave out it refuses, by the field's name.
+// An agent rejects a pod with a field that it does not support, and names the field.
 func TestIncapable(t *testing.T) {
 	no := false
 	for want, spec := range map[string]v1.PodSpec{
@@ -86,7 +87,7 @@ func TestIncapable(t *testing.T) {
 	}
 }
 
-// A pod for another operating system is rejected with the reason and the message of a kubelet.
+// A pod for another operating system is rejected with kubelet's reason and message.
 func TestPodOfAnotherSystemIsRejected(t *testing.T) {
 	field, label, both := simplePod("u1"), simplePod("u2"), simplePod("u3")
 	windows := &v1.PodOS{Name: v1.Windows}

@@ -23,9 +23,10 @@ import (
 
 var chaosSeeds = flag.Uint64("chaos.seeds", 3, "how many seeds TestChaos runs, each for an hour of virtual time")
 
-// TestChaos lets verbs fail, containers exit, pauses die and the agent restart at random over an hour of virtual
-// time. At most one instance of any container ever runs; when peace comes all pods are Ready; when they are deleted nothing is left.
-// F94, F101, F123, F125, P9, P15
+// TestChaos injects failures of runtime calls, container exits, pause exits and agent restarts at
+// random for an hour of virtual time. At most one instance of a container runs at any time.
+// Afterwards all pods become Ready, and after their deletion nothing is left. F94, F101, F123,
+// F125, P9, P15
 func TestChaos(t *testing.T) {
 	for seed := range *chaosSeeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -40,8 +41,8 @@ func chaos(t *testing.T, r *rand.Rand) {
 		n.rt.Delay(verb, d*time.Millisecond)
 	}
 	n.vol.Delay("MountAll", 15*time.Millisecond)
-	n.rt.Delay("AttachNetwork", 40*time.Millisecond) // containers are made meanwhile
-	// What a worker sees is old by the time it sees it: actions end in between.
+	n.rt.Delay("AttachNetwork", 40*time.Millisecond) // containers are created in the meantime
+	// The worker's observations are outdated: actions complete in between.
 	n.rt.Delay("ListContainers", 7*time.Millisecond)
 	n.rt.Delay("ListPodSandbox", 4*time.Millisecond)
 	n.start()
@@ -67,7 +68,7 @@ func chaos(t *testing.T, r *rand.Rand) {
 		case 2:
 			n.vol.Fail([]string{"MountAll", "UnmountAll"}[r.IntN(2)], boom)
 		case 3, 4, 5:
-			_ = n.rt.Exit(who, []string{"app", "log", "proxy"}[r.IntN(3)], int32(r.IntN(2)), "") // it may not run just now
+			_ = n.rt.Exit(who, []string{"app", "log", "proxy"}[r.IntN(3)], int32(r.IntN(2)), "") // it may not be running
 		case 6:
 			_ = n.rt.KillSandbox(who)
 		case 7:
@@ -84,7 +85,7 @@ func chaos(t *testing.T, r *rand.Rand) {
 	if m := n.rt.MaxRunning(); m != 1 {
 		t.Errorf("%d instances of one container ran at once", m)
 	}
-	// A dead sandbox stays on record while it holds the instance before the running one of a container.
+	// A dead sandbox is kept while it holds the previous instance of a container.
 	if sb, c := n.rt.Left(); sb > pods*4 || c > pods*6 || n.net.InUse() != pods {
 		t.Errorf("%d pods have %d sandboxes, %d container records and %d addresses", pods, sb, c, n.net.InUse())
 	}
@@ -111,7 +112,7 @@ func chaos(t *testing.T, r *rand.Rand) {
 	}
 }
 
-// A postStart hook that fails ends the container and starts it again, and says so.
+// A failing postStart hook ends the container, which is restarted; an event reports it.
 func TestPostStartFails(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -128,7 +129,7 @@ func TestPostStartFails(t *testing.T) {
 	})
 }
 
-// A pod that is deleted while its image is being pulled is gone at once: the pull is given up.
+// A pod deleted during an image pull is removed at once, and the pull is cancelled.
 func TestDeletedWhilePulling(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -170,8 +171,9 @@ func TestGraceShortened(t *testing.T) {
 	})
 }
 
-// What a file server is waited for on behalf of a container that was killed and does not end is given up, and then the
-// container is killed again; for no other failure is anything given up, which other pods may wait for too.
+// If a killed container does not end because of a file server, the waits for that server are
+// cancelled and the container is killed again. No other failure cancels them, because other pods
+// may need them.
 func TestWhatHoldsAKilledContainerIsGivenUp(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		for i, failure := range []error{fmt.Errorf("stop: %w", agent.ErrStillRunning), errors.New("no connection")} {
@@ -192,7 +194,7 @@ func TestWhatHoldsAKilledContainerIsGivenUp(t *testing.T) {
 	})
 }
 
-// Readiness reaches the status with no delay in both directions, and takes no container with it. F113
+// Readiness changes reach the status without delay and restart no container. F113
 func TestReadinessFollows(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -225,7 +227,8 @@ func TestReadinessFollows(t *testing.T) {
 	})
 }
 
-// A pod that crashes for a day tells a bounded number of events, and goes on telling now and then.
+// A pod that crashes for a day causes a bounded number of events, and still causes one
+// occasionally.
 func TestEventsAreBounded(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -257,7 +260,7 @@ func TestEventsAreBounded(t *testing.T) {
 	})
 }
 
-// A look at the runtime that began before an action ended never makes the worker do it again.
+// An observation that started before an action completed does not cause the action again.
 func TestOldPictureStartsNothingTwice(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -268,7 +271,7 @@ func TestOldPictureStartsNothingTwice(t *testing.T) {
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1"}, v1.Container{Name: "log", Image: "tools:1"}))
 		for range 100 {
 			time.Sleep(7 * time.Millisecond)
-			n.rt.Poke("u1") // looks begin at any moment
+			n.rt.Poke("u1") // observations start at any time
 		}
 		if a, l := n.rt.Count("StartContainer app"), n.rt.Count("StartContainer log"); a != 1 || l != 1 {
 			t.Errorf("started %d and %d times: %q", a, l, n.rt.Journal())

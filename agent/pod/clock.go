@@ -7,9 +7,9 @@ import (
 )
 
 // Time stamps come from the wall clock of this node or of another node. A wall clock may be changed
-// while pods run. Delays are measured by the monotonic clock of this process. Therefore each stamp is
-// converted to a monotonic time when it is first seen, and only the converted time is compared. The
-// status shows the original stamp.
+// while pods run. Delays are measured by the monotonic clock of this process. Therefore each stamp
+// is converted to a monotonic time when it is first seen, and only the converted time is compared.
+// The status shows the original stamp.
 
 // anchor returns the time, by this process's monotonic clock, of an event with the given wall-clock
 // stamp: now minus the stamp's age. It returns now if the stamp is zero, lies in the future, or

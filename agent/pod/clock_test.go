@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// wallClock makes the runtime stamp by a clock that can be set while everything goes on.
+// wallClock gives the runtime a clock that can be set during the test.
 func wallClock(n *node) (set func(by time.Duration)) {
 	var offset atomic.Int64
 	n.rt.Clock = fake.Clock{Now: func() time.Time { return time.Now().Add(time.Duration(offset.Load())).Round(0) }}
@@ -25,7 +25,7 @@ func wallClock(n *node) (set func(by time.Duration)) {
 
 var skews = []time.Duration{-time.Hour, 0, time.Hour, 365 * 24 * time.Hour}
 
-// The clock that stamps containers says something else than the agent's: back-offs are what they are.
+// Back-offs do not depend on the runtime's clock, also if it differs from the agent's.
 func TestBackoffIgnoresTheWallClock(t *testing.T) {
 	for _, skew := range skews {
 		t.Run(skew.String(), func(t *testing.T) {
@@ -36,7 +36,8 @@ func TestBackoffIgnoresTheWallClock(t *testing.T) {
 				defer func() { n.stop() }()
 				n.cluster.Put(simplePod("u1"))
 				n.is("u1", running)
-				// Set while the container runs: what it ran for is no reason to begin the count anew.
+				// The clock is set while the container runs: its run time must not reset the
+				// back-off.
 				set(skew)
 				for i, delay := range []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second} {
 					virtual.Wait()
@@ -61,11 +62,12 @@ func TestBackoffIgnoresTheWallClock(t *testing.T) {
 	}
 }
 
-// An agent that starts anew after the clock was set back waits no longer than the back-off, and probes begin when they should.
+// After the clock was set back, a restarted agent waits no longer than the back-off, and probes
+// start in time.
 func TestClockSetBackBetweenTwoLives(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		wallClock(n)(time.Hour) // what was stamped before is of the future now
+		wallClock(n)(time.Hour) // earlier time stamps are now in the future
 		started := make(chan time.Time, 10)
 		n.cfg.Prober = prober{func(ctx context.Context, q agent.ProbeTarget, on func(agent.ProbeEvent)) {
 			started <- q.StartedAt
@@ -128,7 +130,7 @@ func TestAnchor(t *testing.T) {
 	}
 }
 
-// The grace period of a deleted pod is counted here, wherever the stamp comes from.
+// The grace period of a deleted pod is measured with the agent's clock, whatever the time stamp is.
 func TestDeletionDeadline(t *testing.T) {
 	seconds := int64(30)
 	for skew, known := range map[time.Duration]bool{0: true, time.Hour: true, -time.Hour: true, 2 * time.Hour: false} {
@@ -148,7 +150,8 @@ func TestDeletionDeadline(t *testing.T) {
 	}
 }
 
-// A sandbox that died is made anew after its own delay, and a deadline is one of this process's clock.
+// A lost sandbox is re-created after its own back-off, and deadlines use the agent's monotonic
+// clock.
 func TestSandboxAndDeadlineIgnoreTheWallClock(t *testing.T) {
 	for _, skew := range skews {
 		t.Run(fmt.Sprint(skew), func(t *testing.T) {

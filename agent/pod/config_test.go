@@ -110,7 +110,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// F104: requests and limits as the kernel gets them; the OOM score by class.
+// F104: requests and limits as passed to the kernel; the OOM score by QoS class.
 func TestResources(t *testing.T) {
 	q := func(cpu, mem string) v1.ResourceList {
 		l := v1.ResourceList{}
@@ -146,7 +146,8 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// With cgroup v2 a container that is out of memory ends as a whole, unless the node says otherwise.
+// With cgroup v2, a container that runs out of memory is killed as a whole, unless the node is
+// configured otherwise.
 func TestOOMGroup(t *testing.T) {
 	p := simplePod("u1")
 	for single, want := range map[bool]string{false: "1", true: ""} {
@@ -186,7 +187,8 @@ func TestSecurityContext(t *testing.T) {
 	}
 }
 
-// The groups of a pod's volumes are supplemental groups of its containers, each once. F38
+// The groups of a pod's volumes become supplemental groups of its containers, without duplicates.
+// F38
 func TestVolumeGroups(t *testing.T) {
 	p, i := simplePod("u1"), func(n int64) *int64 { return &n }
 	p.Spec.SecurityContext = &v1.PodSecurityContext{SupplementalGroups: []int64{4000}}
@@ -221,7 +223,8 @@ func TestPullPolicyAndCredentials(t *testing.T) {
 	}
 }
 
-// What a container is created with: mounts, hosts file, termination message, names, and where they come from.
+// The complete configuration of a container: mounts, hosts file, termination message, names, and
+// the sources of values.
 func TestContainerConfig(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -259,7 +262,8 @@ func TestContainerConfig(t *testing.T) {
 		if sb.Hostname != "first" || sb.DnsConfig.Servers[0] != "192.0.2.53" || sb.DnsConfig.Options[0] != "edns0" || sb.Linux.CgroupParent != "/keelson/kubepods/besteffort/podu1" {
 			t.Errorf("sandbox: %v", sb)
 		}
-		// Its last words, from the file; then, from a failed instance that wrote none, from its log.
+		// The termination message comes from the file. A failed instance without one gets its
+		// message from the log.
 		if err := os.WriteFile(mount["/dev/termination-log"].HostPath, []byte("good-bye"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -332,14 +336,14 @@ func TestDNS(t *testing.T) {
 	}
 }
 
-// A pod with a network of its own is not sent to resolvers at the node's loopback, where systemd-resolved has its: it has the
-// servers that this one asks, or is told that it has none.
+// A pod with its own network does not get resolvers at the node's loopback, such as
+// systemd-resolved. It gets their upstream servers, or an event that none exists.
 func TestResolversOfTheNodesLoopback(t *testing.T) {
 	dir := t.TempDir()
 	node, resolved := filepath.Join(dir, "node"), filepath.Join(dir, "resolved")
 	for name, test := range map[string]struct {
 		node, resolved string
-		own, on        string // of a pod with a network of its own, and of one on the node's
+		own, on        string // for a pod with its own network, and for one on the host network
 		told           string
 	}{
 		"systemd-resolved": {"nameserver 127.0.0.53\noptions edns0\nsearch a.example\n", "nameserver 192.0.2.1\nnameserver 192.0.2.2\nsearch a.example\n",
@@ -388,7 +392,7 @@ func TestResolversOfTheNodesLoopback(t *testing.T) {
 	}
 }
 
-// A subPath is mounted from inside its volume or not at all, and what was bound stays what it was.
+// A subPath is mounted only from inside its volume, and a bind mount does not change afterwards.
 func TestSubPaths(t *testing.T) {
 	privatemounts.SkipUnlessPrivate(t)
 	dir := t.TempDir()
@@ -433,7 +437,7 @@ func TestSubPaths(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(filepath.Join(vol, "made/on/demand/f"), "x")
-	// The pod swaps the folder for a link that leads out: the mount does not follow.
+	// The pod replaces the directory with a symlink to the outside: the mount does not follow it.
 	if err := os.Rename(filepath.Join(vol, "made"), filepath.Join(vol, "moved")); err != nil {
 		t.Fatal(err)
 	}
@@ -455,7 +459,8 @@ func TestSubPaths(t *testing.T) {
 
 var _ agent.Prober = prober{}
 
-// What a resolver would not read of a resolv.conf is left out, and told; options of the pod replace those of the same name.
+// Entries of resolv.conf beyond a resolver's limits are dropped and reported in an event. The pod's
+// options replace options of the same name.
 func TestDNSLimits(t *testing.T) {
 	p := simplePod("u1")
 	two := "2"
@@ -481,7 +486,7 @@ func TestDNSLimits(t *testing.T) {
 	}
 }
 
-// The pseudoterminals of a pod are shared among its containers, each of which can have some. F105
+// All containers of a pod share its pseudoterminals, and each can allocate some. F105
 func TestTerminalsOfAPod(t *testing.T) {
 	for containers, want := range map[int]int{1: 256, 4: 64, 16: 16, 40: 16} {
 		p := simplePod("u1")

@@ -18,7 +18,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// A container sees the devices of the claims that it names, of one request where it names that, each once.
+// A container gets the devices of the claims that it references, or of a single request, without
+// duplicates.
 func TestDevicesOfContainers(t *testing.T) {
 	all := agent.ClaimedDevices{
 		"gpu": {{Requests: []string{"big"}, CDI: []string{"v/c=1", "v/c=both"}}, {Requests: []string{"small/cheap"}, CDI: []string{"v/c=2", "v/c=both"}}},
@@ -43,7 +44,7 @@ func TestDevicesOfContainers(t *testing.T) {
 	}
 }
 
-// given notes the devices that containers are made with.
+// given records the devices with which containers are created.
 type given struct {
 	*fake.Runtime
 	mu  sync.Mutex
@@ -59,8 +60,8 @@ func (g *given) CreateContainer(ctx context.Context, q *cri.CreateContainerReque
 	return g.Runtime.CreateContainer(ctx, q)
 }
 
-// No container is made before the pod's devices are prepared; each sees those that it names; and that the pod has ended is
-// told when they have been taken back, not before: then they are given to others.
+// No container is created before the pod's devices are prepared, and each gets only its own. The
+// pod's end is reported after the devices were released, because they can then be allocated again.
 func TestDevicesOfAPod(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -118,7 +119,7 @@ func TestDevicesOfAPod(t *testing.T) {
 	})
 }
 
-// What an earlier life of the agent had prepared for a pod that is no more is taken back.
+// Devices that an earlier agent process prepared for a removed pod are released.
 func TestDevicesOfPodsThatAreGone(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)

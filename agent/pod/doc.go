@@ -6,13 +6,15 @@
 // separate goroutines, and repeats this whenever something changes. Recovery after a crash is
 // therefore not a special case: it is observe and Step again.
 //
-//	            ┌────────── volumes ──────────┐
-//	received ──▶├────────── sandbox + network ┤──▶ init 1 ──▶ … ──▶ sidecars ──▶ containers ──▶ hooks ──▶ probes ──▶ Ready
-//	            └────────── images ───────────┘        (in order; a sidecar has to start only)   (in parallel)
+//	            ┌────── volumes ──────┐
+//	received ──▶├─ sandbox + network ─┤──▶ init 1 ──▶ … ──▶ sidecars ──▶ containers ──▶ …
+//	            └────── images ───────┘  (in order; a sidecar only    (in parallel, with
+//	                                     has to start)                hooks and probes)
 //
-//	sandbox lost ──▶ stop what is left of it ──▶ sandbox + 1 ──▶ init 1 …
-//	container ended ──▶ restart by policy, after a growing delay ──▶ or done
-//	all done, or deadline ──▶ stop sidecars ──▶ stop sandbox ──▶ volumes        (records stay until deletion)
+//	sandbox lost ──▶ stop its containers ──▶ sandbox, next attempt ──▶ init 1 …
+//	container ended ──▶ restart by policy, with back-off ──▶ or done
+//	all done, or deadline ──▶ stop sidecars ──▶ stop sandbox ──▶ volumes
+//	                          (runtime records stay until deletion)
 //	deleted ──▶ stop gate ──▶ preStop ──▶ containers ──▶ sidecars ──▶ sandbox ──▶ volumes ──▶ gone
 //
 // Invariants:

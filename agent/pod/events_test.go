@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// told remembers the names of events.
+// told records the names of events.
 type told struct {
 	agent.Reporter
 	names []string
@@ -23,7 +23,8 @@ type told struct {
 
 func (t *told) Event(e *v1.Event) { t.names, t.last = append(t.names, e.Name), e }
 
-// Events of one moment, and those told after the clock was set back, have names in the order in which they happened.
+// Event names sort in the order of occurrence, also within one instant and after the clock was set
+// back.
 func TestEventNamesAreInOrder(t *testing.T) {
 	clock := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	var out told
@@ -41,7 +42,8 @@ func TestEventNamesAreInOrder(t *testing.T) {
 	}
 }
 
-// A registry may answer with pages of text: a status has how they begin and how they end, and an event whole characters.
+// A long error, such as a registry's HTML page, is shortened to its start and end in a status. An
+// event is cut at a character boundary.
 func TestWordsOfAFailureAreFew(t *testing.T) {
 	x := newWorld(t, simplePod("u1"))
 	page := "registry mirror: " + strings.Repeat("\xffé", 100<<10) + "registry docker.io: not found"
@@ -66,7 +68,8 @@ func TestWordsOfAFailureAreFew(t *testing.T) {
 	}
 }
 
-// F110: a pod that is deleted stays while a volume of it cannot be unmounted, says why, and goes when it can be.
+// F110: a deleted pod stays while one of its volumes cannot be unmounted, reports why, and is
+// removed afterwards.
 func TestVolumesThatStay(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)

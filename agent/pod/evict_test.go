@@ -22,7 +22,7 @@ import (
 
 const short = "The node was low on resource: memory. "
 
-// evicted says what is wrong with a pod that was evicted.
+// evicted fails the test unless the pod's status is that of an evicted pod.
 func (n *node) evicted(when string, uid types.UID) {
 	n.t.Helper()
 	virtual.Wait()
@@ -37,8 +37,8 @@ func (n *node) evicted(when string, uid types.UID) {
 	}
 }
 
-// A pod that the node evicts fails at once, says why, and is not started again, not by an agent of whose predecessor the
-// control plane had not heard either. F95
+// An evicted pod fails at once with the reason and is not restarted. That also holds for the next
+// agent process if the control plane has not got the status. F95
 func TestEvict(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -67,8 +67,8 @@ func TestEvict(t *testing.T) {
 		if got := n.set.Evictable(); len(got) != 0 || !n.set.Ended("u1") || !n.set.Ended("never was") {
 			t.Errorf("once it has ended it can be evicted: %v", got)
 		}
-		// The control plane has heard nothing of it, nor does the runtime know it any more after a power cut, and there may be
-		// no room for it.
+		// The control plane has not got the status, the runtime has lost the pod in a power
+		// failure, and the node may have no room for it.
 		nd.Status.Allocatable[v1.ResourcePods] = resource.MustParse("0")
 		n.stop()
 		n.cluster.Put(before)
@@ -95,7 +95,8 @@ func TestEvict(t *testing.T) {
 	})
 }
 
-// Of a pod that is being deleted the rest of its time goes, and it is told to go once. F95
+// The eviction of a pod that is being deleted ends its remaining grace period; SIGTERM is sent
+// once. F95
 func TestEvictWhatIsGoing(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -114,7 +115,7 @@ func TestEvictWhatIsGoing(t *testing.T) {
 			t.Error("it is not told to go, or would be once more")
 		}
 		w, p := n.set.workers["u1"].w, n.pod("u1")
-		w.update(Desired{Pod: p, Stop: DeletionStop(p)}) // what is said of it does not give it more time again
+		w.update(Desired{Pod: p, Stop: DeletionStop(p)}) // a status update does not extend the grace period
 		w.mu.Lock()
 		if w.desired.Stop.Grace != 0 || !w.desired.Stop.Delete {
 			t.Errorf("it has %s again", w.desired.Stop.Grace)
@@ -128,8 +129,8 @@ func TestEvictWhatIsGoing(t *testing.T) {
 	})
 }
 
-// A node under pressure refuses pods: short of memory those that requested none and do not tolerate it, short of disk all
-// but those that the cluster needs. What it has taken before it keeps. F95
+// Under memory pressure, a node rejects pods without memory requests that do not tolerate it. Under
+// disk pressure, it rejects all but critical pods. Pods admitted earlier stay. F95
 func TestPressureRefuses(t *testing.T) {
 	tolerant, burstable, critical := simplePod("tolerant"), simplePod("burstable"), simplePod("critical")
 	tolerant.Spec.Tolerations = []v1.Toleration{{Key: v1.TaintNodeMemoryPressure, Operator: v1.TolerationOpExists}}
@@ -170,8 +171,8 @@ func TestPressureRefuses(t *testing.T) {
 	}
 }
 
-// While the disk is short, what ended containers have left goes: of pods that have ended all, of those that run what is
-// not needed to go on. Statuses stay as they were. F95
+// Under disk pressure, the remains of ended containers are removed. For ended pods these are all,
+// for running pods those not needed to continue. Statuses do not change. F95
 func TestSpare(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -188,7 +189,7 @@ func TestSpare(t *testing.T) {
 		if err := n.rt.Exit("u2", "app", 1, ""); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Second) // conditions that matter little are told with what follows them
+		time.Sleep(time.Second) // minor conditions are reported together with the next status
 		virtual.Wait()
 		ended, runs := summary(&n.pod("u1").Status), summary(&n.pod("u2").Status)
 		if _, c := n.rt.Left(); c != 3 {
@@ -227,7 +228,8 @@ func TestSpare(t *testing.T) {
 	})
 }
 
-// What tells of an end is removed when the API has it: before, it is all that keeps the pod from being run again. F95
+// The record of a container's end is removed only after the API has the status. Until then, only
+// the record prevents another run. F95
 func TestSpareWaitsForTheAPI(t *testing.T) {
 	p := simplePod("u1")
 	p.Spec.RestartPolicy, p.Status.Phase = v1.RestartPolicyNever, v1.PodRunning
@@ -240,7 +242,7 @@ func TestSpareWaitsForTheAPI(t *testing.T) {
 	}
 }
 
-// An instance that was only made is no reason to remove what tells how often its container ran. F95
+// An instance that was only created does not replace the record of a container's restart count. F95
 func TestSpareCountsRestarts(t *testing.T) {
 	o := Observed{Listed: true, Spare: true, Containers: []Container{{ID: "made", Name: "app", State: Created, Attempt: 2},
 		{ID: "ended", Name: "app", State: Exited, Attempt: 1}, {ID: "before", Name: "app", State: Exited}}}
@@ -255,13 +257,14 @@ func TestSpareCountsRestarts(t *testing.T) {
 	}
 }
 
-// deaf is a control plane that hears nothing of pods.
+// deaf is a reporter that loses the statuses of pods.
 type deaf struct{ agent.Reporter }
 
 func (deaf) PodStatus(*v1.Pod) {}
 
-// What an evicted pod had goes without a word from the control plane: the node's own record keeps it from being run again.
-// Where that could not be written at first, it is once there is room, and nothing goes before. F95
+// The remains of an evicted pod are removed without an acknowledgement of the control plane: the
+// node's eviction record prevents another run. If the record cannot be written at first, nothing is
+// removed until it is. F95
 func TestEvictedPodsAreSparedByThemselves(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -270,7 +273,7 @@ func TestEvictedPodsAreSparedByThemselves(t *testing.T) {
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"), simplePod("u2"))
 		virtual.Wait()
-		full := filepath.Join(directory(n.cfg.Paths, "u2"), evictionFile+".tmp") // it cannot be written
+		full := filepath.Join(directory(n.cfg.Paths, "u2"), evictionFile+".tmp") // the eviction record cannot be written
 		if err := os.MkdirAll(full, 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -302,7 +305,8 @@ func TestEvictedPodsAreSparedByThemselves(t *testing.T) {
 	})
 }
 
-// Who has ended by itself is not evicted: nothing is said of it, nor does the next agent know of an eviction. F95
+// A pod that has ended by itself is not evicted: nothing is reported, and no eviction record is
+// left. F95
 func TestEvictWhatHasEnded(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -314,7 +318,7 @@ func TestEvictWhatHasEnded(t *testing.T) {
 		n.cluster.Put(job)
 		virtual.Wait()
 		w := n.set.workers["u1"].w
-		if err := saveEviction(n.cfg.Paths, w.pod(), Stop{Reason: "Evicted"}); err != nil { // it ends while that is written
+		if err := saveEviction(n.cfg.Paths, w.pod(), Stop{Reason: "Evicted"}); err != nil { // the pod ends while the record is written
 			t.Fatal(err)
 		}
 		if err := n.rt.Exit("u1", "app", 0, ""); err != nil {
@@ -338,7 +342,7 @@ func TestEvictWhatHasEnded(t *testing.T) {
 	})
 }
 
-// A pod that has ended stays initialized when what its sidecars have left goes. F95
+// An ended pod stays Initialized when the remains of its sidecars are removed. F95
 func TestSparedPodsStayInitialized(t *testing.T) {
 	p := simplePod("u1")
 	p.Spec.InitContainers = []v1.Container{{Name: "side", Image: "hello:1", RestartPolicy: ptr(v1.ContainerRestartPolicyAlways)}}
@@ -355,7 +359,8 @@ func TestSparedPodsStayInitialized(t *testing.T) {
 	}
 }
 
-// Pods without limits are measured when somebody has to go, all of them within the time that there is. F95
+// Under pressure, the usage of pods without limits is measured, for all of them within the
+// available time. F95
 func TestMeasureStorage(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -380,7 +385,7 @@ func TestMeasureStorage(t *testing.T) {
 		if c := got["u1"].Containers["app"]; mib(got["u1"].Used) != 6 || mib(c.Layer) != 2 || mib(c.Logs) != 1 || mib(got["u2"].Used) != 0 || len(got) != 2 {
 			t.Errorf("measured: %+v", got)
 		}
-		if all, few := got["u1"].Inodes, got["u2"].Inodes; all < few+4 || few == 0 { // a file in each place, and a folder
+		if all, few := got["u1"].Inodes, got["u2"].Inodes; all < few+4 || few == 0 { // one file in each place, and a directory
 			t.Errorf("inodes: %d of u1, %d of u2", all, few)
 		}
 		if told := n.set.Storage()["u1"]; mib(told.Used) != 6 {
@@ -389,7 +394,7 @@ func TestMeasureStorage(t *testing.T) {
 	})
 }
 
-// Files that do not answer hold nobody up: the others are measured in time. F95
+// A file system that does not respond delays no other measurement. F95
 func TestMeasuringEnds(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -426,8 +431,8 @@ func TestMeasuringEnds(t *testing.T) {
 	})
 }
 
-// Whom an earlier life of the agent has evicted is known until nothing is left of it; who has ended long ago is nobody to wait
-// for. F95
+// A pod evicted by an earlier agent process counts as being evicted until its remains are gone. A
+// pod that ended earlier is not waited for. F95
 func TestEvicting(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)

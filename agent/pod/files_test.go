@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// Programs look for the first line to learn who writes the file.
+// The first line of the hosts file is kubelet's, because programs check it.
 func TestHostsFile(t *testing.T) {
 	c := fake.NewCluster()
 	p := simplePod("u1")
@@ -43,7 +43,7 @@ func TestHostsFile(t *testing.T) {
 	}
 }
 
-// The message from a log is what the container wrote, to the byte.
+// A termination message from the log equals the container's output, byte for byte.
 func TestTerminationMessageFromLog(t *testing.T) {
 	stamp := "2026-11-20T13:04:05.123456789Z "
 	for log, want := range map[string]string{
@@ -68,7 +68,8 @@ func TestTerminationMessageFromLog(t *testing.T) {
 	}
 }
 
-// Whatever a container makes of its hosts file, the agent reads no more of it than the text that it writes. F111
+// If a container changes its hosts file, the agent reads no more than the length of its own text.
+// F111
 func TestHostsFileOfAHostileContainer(t *testing.T) {
 	c := fake.NewCluster()
 	p := simplePod("u1")
@@ -117,7 +118,7 @@ func TestHostsFileOfAHostileContainer(t *testing.T) {
 	}
 }
 
-// A container that failed before it started has both times in its terminated state.
+// A container that failed before its start has both times in its terminated state.
 func TestTerminatedStateHasBothTimes(t *testing.T) {
 	created := time.Date(2026, 11, 29, 1, 0, 0, 0, time.UTC)
 	for name, c := range map[string]Container{

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// gatekeeper is a guard of policies that lets pods through when it is told to.
+// gatekeeper is a policy guard that lets pods pass on request.
 type gatekeeper struct {
 	mu      sync.Mutex
 	asked   []string // "uid address"
@@ -44,8 +44,8 @@ func (g *gatekeeper) seen() []string {
 	return slices.Clone(g.asked)
 }
 
-// No container starts before the policies of the pod's addresses are in force, though it is made meanwhile; when they
-// cannot be, the container says why and is tried again.
+// No container starts before the network policies for the pod's addresses are in force, although it
+// is created earlier. If they cannot be enforced, the container reports the reason and is retried.
 func TestPoliciesBeforeTheStart(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)

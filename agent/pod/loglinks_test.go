@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// linkNames returns the names of the links in a folder.
+// linkNames returns the names of the links in a directory.
 func linkNames(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -27,7 +27,8 @@ func linkNames(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// A container that runs has a link by which log shippers find its log, pod and ID; the link goes with the pod. F16
+// A running container has a link to its log for log shippers, with pod and container ID. The link
+// is removed with the pod. F16
 func TestLogsAreLinked(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -57,8 +58,8 @@ func TestLogsAreLinked(t *testing.T) {
 	})
 }
 
-// An agent that starts links the logs of containers of an earlier agent and removes its dead links. It leaves other files
-// and the links of others.
+// A starting agent restores the links of existing containers and removes its dead links. It leaves
+// other files and foreign links.
 func TestLogLinksAreRestored(t *testing.T) {
 	dir := t.TempDir()
 	s := New(Config{Paths: agent.Paths{State: filepath.Join(dir, "state"), Logs: filepath.Join(dir, "pods"), LogLinks: filepath.Join(dir, "containers")}})

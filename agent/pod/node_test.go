@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// node is one fake node in virtual time.
+// node is a simulated node in virtual time.
 type node struct {
 	t       *testing.T
 	rt      *fake.Runtime
@@ -28,11 +28,11 @@ type node struct {
 	dev     *fake.Devices
 	cluster *fake.Cluster
 	cfg     Config
-	set     *Set // what runs since start
+	set     *Set // the set of the running agent
 	stop    func()
 }
 
-// noPaths binds nothing: subPaths are tested with real mounts in subpath_test.go.
+// noPaths mounts nothing: subPaths are tested with real mounts in subpath_test.go.
 type noPaths struct{}
 
 func (noPaths) Bind(_ context.Context, target, volume, sub string) (string, error) {
@@ -40,7 +40,7 @@ func (noPaths) Bind(_ context.Context, target, volume, sub string) (string, erro
 }
 func (noPaths) Release(string) error { return nil }
 
-// prober passes at once, or does what it is told.
+// prober succeeds at once, unless the test sets other results.
 type prober struct {
 	script func(ctx context.Context, t agent.ProbeTarget, on func(agent.ProbeEvent))
 }
@@ -67,7 +67,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// start runs an agent; stop (or start again) ends it, the runtime lives on.
+// start starts an agent. Calling stop or start again ends it; the runtime continues.
 func (n *node) start() {
 	if n.stop != nil {
 		n.stop()
@@ -85,7 +85,7 @@ func (n *node) start() {
 	}
 }
 
-// confirmedBefore leaves what an agent leaves to which a control plane confirmed the assignment in this boot.
+// confirmedBefore writes the record that a control plane confirmed the assignment in this boot.
 func (n *node) confirmedBefore() {
 	n.t.Helper()
 	New(n.cfg).confirm()
@@ -111,7 +111,7 @@ func (n *node) is(uid types.UID, want string) {
 	}
 }
 
-// eventsSay returns what the events of a pod are, and fails unless they say all of this.
+// eventsSay returns the events of a pod and fails unless they contain all words.
 func (n *node) eventsSay(uid types.UID, words ...string) string {
 	n.t.Helper()
 	events := strings.Join(n.cluster.Events(uid), "\n")

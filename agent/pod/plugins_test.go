@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// envs notes the variables that containers are made with.
+// envs records the environment with which containers are created.
 type envs struct {
 	*fake.Runtime
 	mu  sync.Mutex
@@ -51,7 +51,7 @@ func withThings(uid string, n int64) *v1.Pod {
 	return p
 }
 
-// newThings is a node with a device plugin of so many devices.
+// newThings returns a node with a device plugin that has count devices.
 func newThings(t *testing.T, count int) (*node, *fake.Plugins, *envs) {
 	n := newNode(t)
 	plugins, rt := &fake.Plugins{Number: count}, &envs{Runtime: n.rt, all: map[string][]string{}}
@@ -62,8 +62,9 @@ func newThings(t *testing.T, count int) (*node, *fake.Plugins, *envs) {
 	return n, plugins, rt
 }
 
-// A pod is given its devices before anything of it is made, and its container sees them, the other does not. Who cannot be
-// given them fails with kubelet's reason, and nothing of it is made. What a pod had is free when its end is told. F92
+// A pod gets its devices before anything of it is created, and only its requesting container sees
+// them. Without free devices the pod fails with kubelet's reason. The devices are free when the
+// pod's end is reported. F92
 func TestDevicesOfPlugins(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n, plugins, rt := newThings(t, 3)
@@ -118,7 +119,7 @@ func TestDevicesOfPlugins(t *testing.T) {
 	})
 }
 
-// Health of devices is told in the status of the containers that have them, as it changes. F92
+// Changes of device health appear in the status of the containers with these devices. F92
 func TestHealthOfDevices(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n, plugins, _ := newThings(t, 2)
@@ -149,8 +150,9 @@ func TestHealthOfDevices(t *testing.T) {
 	})
 }
 
-// A pod that is deleted while it waits for devices is gone at once. What an earlier life of the agent gave to a pod that
-// is no more is taken back, and a pod that runs is not asked about again. F92
+// A pod deleted while it waits for devices is removed at once. Devices that an earlier agent
+// process allocated to a removed pod are released; for a running pod the plugin is not called
+// again. F92
 func TestDevicesAndTheEndOfThings(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n, plugins, _ := newThings(t, 2)
@@ -183,7 +185,7 @@ func TestDevicesAndTheEndOfThings(t *testing.T) {
 	})
 }
 
-// A device that cannot be prepared holds up its container, which tries again. F92
+// A device that cannot be prepared delays its container, which is retried. F92
 func TestDevicesThatAreNotReady(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n, plugins, _ := newThings(t, 2)
@@ -205,7 +207,8 @@ func TestDevicesThatAreNotReady(t *testing.T) {
 	})
 }
 
-// What the pod says wins over what a plugin says, and nothing of a plugin is taken for the agent's own. F92
+// The pod's settings take precedence over a plugin's, and a plugin cannot set the agent's own
+// names. F92
 func TestWithPlugins(t *testing.T) {
 	c := &cri.ContainerConfig{Envs: []*cri.KeyValue{{Key: "A", Value: []byte("pod")}}, Mounts: []*cri.Mount{{ContainerPath: "/a"}},
 		CDIDevices: []*cri.CDIDevice{{Name: "v/c=1"}}, Annotations: map[string]string{annHash: "h"}}

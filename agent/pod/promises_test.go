@@ -9,7 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// The pod's own name is the same in its kernel and in its hosts file, whichever field gives it.
+// The host name of a pod is the same in its kernel and in its hosts file, whichever field sets it.
 func TestOwnName(t *testing.T) {
 	for name, c := range map[string]struct {
 		change      func(*v1.Pod)
@@ -35,7 +35,8 @@ func TestOwnName(t *testing.T) {
 	}
 }
 
-// The last words of all containers together fit into 12 KiB; a mount says how far it is read-only.
+// The termination messages of all containers together fit into 12 KiB. A mount's status reports how
+// far the mount is read-only.
 func TestStatusTellsOfMountsAndLastWords(t *testing.T) {
 	p := simplePod("u1")
 	p.Spec.Containers = nil
@@ -75,7 +76,7 @@ func TestStatusTellsOfMountsAndLastWords(t *testing.T) {
 	}
 }
 
-// A pod in the node's own network sets none of the network's parameters: they would be the node's.
+// A pod on the host network cannot set network sysctls, because they would change the node.
 func TestSysctlsOfTheNodeAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		name         string

@@ -47,7 +47,7 @@ func names(p *v1.Pod) []string {
 	return out
 }
 
-// checkPlan states what must hold of any plan for any observation.
+// checkPlan checks invariants that every plan must satisfy for any observation.
 func checkPlan(t interface{ Fatalf(string, ...any) }, d Desired, o Observed, p Plan) {
 	seen := map[string]bool{}
 	for _, a := range p.Actions {
@@ -92,8 +92,8 @@ func checkPlan(t interface{ Fatalf(string, ...any) }, d Desired, o Observed, p P
 	}
 }
 
-// TestStepOnAnyObservation: states that no history could have produced never make Step or
-// Status panic, start a second instance, or take volumes from under a running container. F94
+// TestStepOnAnyObservation: for arbitrary observations, even impossible ones, Step and Status do
+// not panic. They start no second instance and unmount no volume of a running container. F94
 func TestStepOnAnyObservation(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		pod := drawPod(r)
@@ -138,14 +138,15 @@ func TestStepOnAnyObservation(t *testing.T) {
 	})
 }
 
-// TestAnyHistoryEnds: whatever happens to a pod, in whatever order, at most one instance of a container
-// runs (the world checks), none is followed by another where nothing restarts, and once the pod is deleted and the failures stop, nothing is left. F94, F125, P9
+// TestAnyHistoryEnds: after any sequence of events, at most one instance of a container has run
+// (the world checks that). Without a restart policy no second one follows. Once the pod is deleted
+// and failures end, nothing is left. F94, F125, P9
 func TestAnyHistoryEnds(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		x := newWorld(t, drawPod(r))
 		step := func() Plan {
 			d, o := x.w.desired, x.w.o
-			o.Busy = maps.Clone(o.Busy) // plan marks what it begins
+			o.Busy = maps.Clone(o.Busy) // plan adds the actions that it starts
 			p := x.plan()
 			checkPlan(r, d, o, p)
 			return p

@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// ear notes every status that is reported.
+// ear records every reported status.
 type ear struct {
 	agent.Reporter
 	mu    sync.Mutex
@@ -35,7 +35,8 @@ func (e *ear) take() []string {
 	return out
 }
 
-// A pod's life takes a write for each thing that somebody waits for, and none for the steps between. F115
+// A pod's life causes one status write per change that a client waits for, and none in between.
+// F115
 func TestReportsAreFew(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -61,7 +62,7 @@ func TestReportsAreFew(t *testing.T) {
 	})
 }
 
-// What is held back is told after a moment all the same: that a pod runs, when it does not get ready.
+// A delayed status is still reported soon, for example that a pod runs but does not become ready.
 func TestHeldBackIsTold(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)

@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// amounts are "cpu=1 memory=1Gi".
+// amounts parses resources such as "cpu=1 memory=1Gi".
 func amounts(text string) v1.ResourceList {
 	l := v1.ResourceList{}
 	for _, f := range strings.Fields(text) {
@@ -28,7 +28,7 @@ func amounts(text string) v1.ResourceList {
 	return l
 }
 
-// sized is a pod of one container.
+// sized returns a pod with one container and the given requests and limits.
 func sized(uid string, requests, limits string) *v1.Pod {
 	p := simplePod(uid)
 	p.Generation = 1
@@ -36,7 +36,8 @@ func sized(uid string, requests, limits string) *v1.Pod {
 	return p
 }
 
-// The node grants what it has, waits for what others hold, and never has more than it is.
+// The node grants available resources, waits for those of other pods, and never exceeds its
+// capacity.
 func TestGrant(t *testing.T) {
 	node := &v1.Node{Status: v1.NodeStatus{Allocatable: amounts("cpu=4 memory=4Gi")}}
 	shrinking := sized("o3", "cpu=500m memory=1Gi", "")
@@ -65,14 +66,14 @@ func TestGrant(t *testing.T) {
 	}
 }
 
-// limited is a running container that has what a pod of such a size gives it.
+// limited returns a running container with the limits of the pod's spec.
 func limited(p *v1.Pod, name string) Container {
 	return Container{ID: name + "-0", Name: name, Sandbox: "sb", State: Running, Hash: specHash(containerSpec(p, name)), Delay: noDelay,
 		Limits: containerResources(p, containerSpec(p, name), 8<<30)}
 }
 
-// In between the pod's cgroup has room for all that its containers have and are to have, in whatever state a resize
-// was left; and when nothing differs any more, it has what was granted.
+// During a resize, the pod's cgroup always has room for the present and the new limits of its
+// containers, whatever the interrupted state. At the end it has the granted limits.
 func TestPodGrowsFirstAndShrinksLast(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		draw := func(label string) *v1.Pod {
@@ -115,7 +116,7 @@ func TestPodGrowsFirstAndShrinksLast(t *testing.T) {
 			if round > 2 {
 				rt.Fatalf("still to do: %v", p.Update)
 			}
-			for i := range o.Containers { // any one of them, as a crash would leave it
+			for i := range o.Containers { // in any combination, as after a crash
 				if u := p.Update[0]; o.Containers[i].ID == u.ID {
 					o.Containers[i].Limits = u.To
 				}
@@ -124,8 +125,8 @@ func TestPodGrowsFirstAndShrinksLast(t *testing.T) {
 	})
 }
 
-// A container that loses gives before one that gains takes; one without a limit leaves the pod without one until it
-// has got its own; and its policy decides what is started anew.
+// Containers are shrunk before others grow. While a container has no limit yet, the pod has none
+// either. The resize policy decides about restarts.
 func TestPlanOfAResize(t *testing.T) {
 	before, after := sized("u1", "cpu=100m memory=64Mi", "cpu=200m memory=64Mi"), sized("u1", "cpu=200m memory=128Mi", "cpu=400m memory=128Mi")
 	for _, p := range []*v1.Pod{before, after} {
@@ -148,7 +149,7 @@ func TestPlanOfAResize(t *testing.T) {
 	}
 	for _, c := range []struct {
 		policy  v1.ResourceName
-		changes string // requests
+		changes string // requested changes
 		restart bool
 	}{
 		{v1.ResourceCPU, "cpu=150m memory=64Mi", true}, {v1.ResourceCPU, "cpu=100m memory=32Mi", false},
@@ -165,7 +166,7 @@ func TestPlanOfAResize(t *testing.T) {
 	}
 }
 
-// resizes has the pod ask for something else.
+// resizes changes the requests and limits of the pod's spec.
 func (n *node) resizes(uid types.UID, requests, limits string) {
 	n.t.Helper()
 	p := n.pod(uid).DeepCopy()
@@ -174,7 +175,7 @@ func (n *node) resizes(uid types.UID, requests, limits string) {
 	n.cluster.Put(p)
 }
 
-// tellsOf is what the status says of a resize.
+// tellsOf formats the resize conditions and resources of a pod's status.
 func tellsOf(p *v1.Pod) string {
 	cs := p.Status.ContainerStatuses[0]
 	out := fmt.Sprintf("allocated %s has %s restarts %d seen %d", cs.AllocatedResources.Cpu(), cs.Resources.Limits.Memory(), cs.RestartCount, p.Status.ObservedGeneration)
@@ -194,7 +195,7 @@ func (n *node) tells(uid types.UID, want string) {
 	}
 }
 
-// nodeOf has a node with 4 CPUs and 4Gi on which pods may ask for that.
+// nodeOf returns a node with 4 CPUs and 4Gi of memory.
 func nodeOf(t *testing.T) *node {
 	n := newNode(t)
 	n.cfg.Node = func() *v1.Node {
@@ -203,7 +204,7 @@ func nodeOf(t *testing.T) *node {
 	return n
 }
 
-// onRunning does something with a node on which a pod u1 runs.
+// onRunning calls do with a node on which pod u1 runs.
 func onRunning(t *testing.T, p *v1.Pod, do func(*testing.T, *node)) {
 	virtual.Test(t, func(t *testing.T) {
 		n := nodeOf(t)
@@ -215,7 +216,7 @@ func onRunning(t *testing.T, p *v1.Pod, do func(*testing.T, *node)) {
 	})
 }
 
-// limitedTo fails unless a pod's cgroup has these limits.
+// limitedTo fails unless the pod's cgroup has these limits.
 func (n *node) limitedTo(uid types.UID, memory, quota int64) {
 	n.t.Helper()
 	if l := n.rt.PodLimits(uid); l.MemoryLimitInBytes != memory || l.CpuQuota != quota {
@@ -223,8 +224,9 @@ func (n *node) limitedTo(uid types.UID, memory, quota int64) {
 	}
 }
 
-// A resize is granted, done without a restart and told; the next life of the agent knows it; one that does not fit
-// waits until another pod goes; one that never fits is said to be infeasible, and forgotten when it is taken back.
+// A resize is granted, done without a restart, reported, and known to the next agent process. A
+// resize that does not fit waits for another pod's end. An infeasible one is reported and forgotten
+// when it is reverted.
 func TestResizeLifeCycle(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := nodeOf(t)
@@ -262,7 +264,8 @@ func TestResizeLifeCycle(t *testing.T) {
 	})
 }
 
-// Memory that is in use is not taken: the resize stays under way and says why, and is over when it is taken back.
+// Memory in use is not taken away: the resize stays in progress with the reason, and ends when it
+// is reverted.
 func TestMemoryInUseIsToldAndRetried(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := nodeOf(t)
@@ -286,7 +289,7 @@ func TestMemoryInUseIsToldAndRetried(t *testing.T) {
 	})
 }
 
-// A container whose policy says so is started anew with what was granted, at once and whatever it ends with.
+// A container with the resize policy RestartContainer is restarted at once, whatever its exit code.
 func TestResizeRestartsWherePolicySays(t *testing.T) {
 	p := sized("u1", "cpu=1 memory=64Mi", "cpu=1 memory=64Mi")
 	p.Spec.RestartPolicy = v1.RestartPolicyOnFailure
@@ -303,8 +306,8 @@ func TestResizeRestartsWherePolicySays(t *testing.T) {
 	})
 }
 
-// An agent that was ended in the middle of a resize goes on with it, and one that was away when a resize was asked for
-// grants it when it is back.
+// An agent restarted during a resize continues it. A resize requested while no agent ran is granted
+// by the next agent.
 func TestResizeOutlivesTheAgent(t *testing.T) {
 	onRunning(t, sized("u1", "cpu=1 memory=64Mi", "cpu=1 memory=64Mi"), func(t *testing.T, n *node) {
 		n.rt.Delay("UpdateContainerResources", time.Hour)
@@ -321,8 +324,8 @@ func TestResizeOutlivesTheAgent(t *testing.T) {
 	})
 }
 
-// Under a release that resizes nothing a pod may come to ask for something else. The next one finds no record, and gives
-// it what it asks for.
+// While an earlier release without resize support runs, a pod's spec may be resized. The next agent
+// finds no grant record and grants the requested resources.
 func TestResizeMissedByAnOlderAgent(t *testing.T) {
 	onRunning(t, sized("u1", "cpu=1 memory=64Mi", "cpu=1 memory=64Mi"), func(t *testing.T, n *node) {
 		n.stop()
@@ -336,8 +339,8 @@ func TestResizeMissedByAnOlderAgent(t *testing.T) {
 	})
 }
 
-// The record is read by its names: what another release adds is skipped, what is no record counts for nothing, and
-// without one a pod has what it asks for.
+// Fields of the grant record are matched by name: unknown ones are skipped. An invalid record is
+// ignored, and without one the pod has the resources of its spec.
 func TestGrantOnDisk(t *testing.T) {
 	paths := agent.Paths{State: t.TempDir()}
 	p := sized("u1", "cpu=1 memory=64Mi", "cpu=2 memory=64Mi")

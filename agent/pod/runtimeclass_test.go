@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// A pod runs by the handler that its class names, and the sandbox tells of it. A handler that the node has not got is
-// told in an event; a class that is not there is waited for, and no longer than it is missing.
+// A pod runs with the handler of its RuntimeClass, and the sandbox records it. An event reports an
+// unknown handler. A missing class is waited for.
 func TestRuntimeClasses(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -58,14 +58,15 @@ func TestRuntimeClasses(t *testing.T) {
 			t.Errorf("sandboxes run by %v", handlers)
 		}
 		n.cluster.Put(class("late", "own"))
-		virtual.Wait() // the class itself ends the wait, not the clock
+		virtual.Wait() // the class ends the wait, not a timer
 		if !ready("u3") {
 			t.Errorf("with its class there: %s", summary(&n.pod("u3").Status))
 		}
 	})
 }
 
-// What the runtime takes is on top of what the pod's cgroup gives its containers; a pod without limits gets none by it.
+// The overhead of the RuntimeClass is added to the pod's cgroup limits. A pod without limits gets
+// none by it.
 func TestOverheadOfThePodsCgroup(t *testing.T) {
 	list := func(cpu, memory string) v1.ResourceList {
 		return v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse(memory)}
@@ -102,7 +103,7 @@ func TestOverheadOfThePodsCgroup(t *testing.T) {
 	}
 }
 
-// Only a class that is missing is waited for: another failure of the sandbox keeps its pauses.
+// Only a missing class is retried at once: other sandbox failures keep their back-off.
 func TestOnlyAMissingClassIsTriedAtOnce(t *testing.T) {
 	x := newWorld(t, simplePod("u1"))
 	key := (Action{Kind: CreateSandbox}).Key()

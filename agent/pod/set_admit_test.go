@@ -13,7 +13,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// F95: a pod that does not fit is refused for good, in Kubernetes' words; one that fits is not.
+// F95: a pod that does not fit is rejected for good, with Kubernetes' reason; a fitting one is
+// admitted.
 func TestNodeAdmission(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -37,7 +38,8 @@ func TestNodeAdmission(t *testing.T) {
 			r := v1.ResourceList{name: resource.MustParse("1")}
 			return simplePod(uid, v1.Container{Name: "app", Image: "hello:1", Resources: v1.ResourceRequirements{Requests: r, Limits: r}})
 		}
-		// What the node has never heard of an extender manages, or nobody: that is no affair of the node's.
+		// A resource unknown to the node may be managed by a scheduler extender; the node does not
+		// check it.
 		n.cluster.Put(asks("u5", "example.com/none"), asks("u6", "example.com/outside"), asks("u7", "hugepages-2Mi"))
 		time.Sleep(patience)
 		virtual.Wait()
@@ -64,8 +66,8 @@ func TestNodeAdmission(t *testing.T) {
 	})
 }
 
-// A pod whose object is gone takes nothing from those that come after it, though its containers are still being
-// stopped: the scheduler gave its room away at that moment.
+// A pod with a deleted object does not count against new pods, though its containers are still
+// being stopped. The scheduler has considered its resources free since the deletion.
 func TestForcedDeletionMakesRoom(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -90,8 +92,8 @@ func TestForcedDeletionMakesRoom(t *testing.T) {
 	})
 }
 
-// A pod may arrive before the label or the resource of the node for which it was put there; a node that never gets it
-// refuses, and a refused pod shows no containers, also after the agent was started anew.
+// A pod may arrive before the node's label or resource that it was scheduled for. If the node never
+// gets it, the pod is rejected without container statuses, also after an agent restart.
 func TestAdmissionWaitsForTheNode(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)

@@ -20,7 +20,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// F93, F111, F115: a bound pod runs at once; Pending, ContainerCreating, Running and Ready are seen in this order, and its timeline is told.
+// F93, F111, F115: a bound pod runs at once. Pending, ContainerCreating, Running and Ready are
+// reported in this order, with a timeline.
 func TestPodBecomesReady(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -37,7 +38,7 @@ func TestPodBecomesReady(t *testing.T) {
 		if err := n.cluster.Await(t.Context(), "Ready", func() bool { return strings.Contains(summary(&n.pod("u1").Status), " Ready") }); err != nil {
 			t.Fatal(err)
 		}
-		// Volumes are prepared while the sandbox is made: 20 + 10 + 5 ms, and nothing else.
+		// Volumes are prepared in parallel with the sandbox: 20 + 10 + 5 ms in total.
 		if took := time.Since(begin); took != 35*time.Millisecond {
 			t.Errorf("Ready after %s, want 35ms", took)
 		}
@@ -72,7 +73,8 @@ func TestPodBecomesReady(t *testing.T) {
 	})
 }
 
-// F94, P23: a container that ends is restarted with no control plane, after 0, 1, 2, 4 s; the wait is told.
+// F94, P23: an ended container is restarted without a control plane, after 0, 1, 2 and 4 s; the
+// wait is reported.
 func TestRestartWithBackoff(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -115,7 +117,8 @@ func TestRestartWithBackoff(t *testing.T) {
 	})
 }
 
-// F101: the death of pause makes a new sandbox, with a new attempt and the container in it.
+// F101: after the pause process has ended, a new sandbox is created with a new attempt and the
+// container.
 func TestSandboxRebuilt(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -137,14 +140,16 @@ func TestSandboxRebuilt(t *testing.T) {
 	})
 }
 
-// P9: an agent that restarts touches no container; what ended meanwhile is reported with its exit code.
+// P9: a restarted agent does not touch containers, and reports containers that have ended in the
+// meantime with their exit code.
 func TestAdoption(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.start()
 		defer func() { n.stop() }()
 		for i := range 5 {
-			// With a readiness probe and without: neither may be told unready for a moment.
+			// With and without a readiness probe: the pod must not be reported as unready at any
+			// time.
 			c := v1.Container{Name: "app", Image: "hello:1"}
 			if i%2 == 1 {
 				c.ReadinessProbe = &v1.Probe{}
@@ -187,7 +192,8 @@ func TestAdoption(t *testing.T) {
 	})
 }
 
-// P20: no SIGTERM before the proxies have forgotten the pod, but a second at most; then nothing is left.
+// P20: SIGTERM is not sent before the proxies have removed the pod, for at most a second.
+// Afterwards nothing is left.
 func TestDeletion(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -233,7 +239,7 @@ func TestDeletion(t *testing.T) {
 	})
 }
 
-// Sandboxes and volumes that belong to no pod of the node are removed after a restart.
+// Sandboxes and volumes without a pod of this node are removed after a restart.
 func TestOrphansRemoved(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -261,8 +267,9 @@ func TestOrphansRemoved(t *testing.T) {
 	})
 }
 
-// Of a pod that a power cut ended and the control plane removed meanwhile, files and logs are all there is: both go, once a control
-// plane has said what is assigned. What may be another's stays, and so do the logs of pods that are assigned.
+// Of a pod that ended in a power failure and was deleted in the meantime, only files and logs are
+// left. They are removed once a control plane has sent the assignment. Unrelated files and logs of
+// assigned pods stay.
 func TestLogsOfOrphansRemoved(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -275,7 +282,7 @@ func TestLogsOfOrphansRemoved(t *testing.T) {
 			}
 		}
 		confirm := n.cluster.Unconfirmed()
-		n.confirmedBefore() // the agent was restarted, and the machine was not
+		n.confirmedBefore() // only the agent was restarted, not the machine
 		n.start()
 		defer func() { n.stop() }()
 		left := func() (names []string) {
@@ -302,7 +309,7 @@ func TestLogsOfOrphansRemoved(t *testing.T) {
 	})
 }
 
-// P9: a checkpoint that is older than what runs removes nothing; a control plane's word does.
+// P9: an outdated checkpoint causes no removal; only the control plane's assignment does.
 func TestCheckpointRemovesNothing(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -312,7 +319,7 @@ func TestCheckpointRemovesNothing(t *testing.T) {
 		virtual.Wait()
 		n.stop()
 		kept := n.pod("u1")
-		n.cluster.Delete(kept) // the checkpoint was written before u1 was assigned
+		n.cluster.Delete(kept) // the checkpoint is older than the assignment of u1
 		n.cluster.Delete(n.pod("u2"))
 		confirm := n.cluster.Unconfirmed()
 		n.start()
@@ -332,7 +339,7 @@ func TestCheckpointRemovesNothing(t *testing.T) {
 	})
 }
 
-// F106: pull policies, and what is told when an image is not to be had.
+// F106: pull policies, and the status if an image is not available.
 func TestImages(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -377,7 +384,7 @@ func TestImages(t *testing.T) {
 	})
 }
 
-// F106: an image that is removed between the look at it and the container is looked up again, and pulled.
+// F106: an image removed before the container is created is looked up again and pulled.
 func TestImageRemovedBeforeItsContainer(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -385,7 +392,7 @@ func TestImageRemovedBeforeItsContainer(t *testing.T) {
 		n.start()
 		defer func() { n.stop() }()
 		n.cluster.Put(simplePod("u1"))
-		virtual.Wait() // the image has been found, the sandbox is not ready
+		virtual.Wait() // the image is present, the sandbox is not ready yet
 		if _, err := n.img.RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: "hello:1"}}); err != nil {
 			t.Fatal(err)
 		}
@@ -397,7 +404,7 @@ func TestImageRemovedBeforeItsContainer(t *testing.T) {
 	})
 }
 
-// A missing ConfigMap is a CreateContainerConfigError that ends the moment the object comes.
+// CreateContainerConfigError for a missing ConfigMap ends as soon as the ConfigMap exists.
 func TestConfigErrorMended(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -405,7 +412,7 @@ func TestConfigErrorMended(t *testing.T) {
 		defer func() { n.stop() }()
 		ref := &v1.EnvVarSource{ConfigMapKeyRef: &v1.ConfigMapKeySelector{LocalObjectReference: v1.LocalObjectReference{Name: "settings"}, Key: "k"}}
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "hello:1", Env: []v1.EnvVar{{Name: "K", ValueFrom: ref}}}))
-		time.Sleep(2 * holdBack) // of the bubble: the container may fail before its sandbox has a network, which is told a little later
+		time.Sleep(2 * holdBack) // virtual time: the container may fail before the sandbox's network is ready, which is reported later
 		n.is("u1", `Pending 10.88.0.2 PodReadyToStartContainers Initialized; app waits: CreateContainerConfigError "configmap \"settings\" not found"`)
 		n.cluster.Put(&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "settings"}, Data: map[string]string{"k": "v"}})
 		n.is("u1", running)
@@ -425,7 +432,7 @@ func env(c *cri.ContainerConfig, key string) string {
 	return ""
 }
 
-// F114: a probe that gave up ends the container, and it is started again.
+// F114: a failed liveness probe ends the container, which is restarted.
 func TestLivenessRestarts(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -449,7 +456,7 @@ func TestLivenessRestarts(t *testing.T) {
 	})
 }
 
-// P15: a runtime that does not answer for one pod makes no other pod wait, and nothing is done twice.
+// P15: if the runtime does not answer for one pod, no other pod waits and no action is repeated.
 func TestBlindWorkerWaits(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -468,8 +475,9 @@ func TestBlindWorkerWaits(t *testing.T) {
 	})
 }
 
-// A container is made while the network of its sandbox is being attached, is started after it, and then finds the
-// pod's address in /etc/hosts; one whose environment holds the address is made later. F98, F111
+// A container is created while its sandbox's network is being attached, and started afterwards. It
+// then finds the pod's address in /etc/hosts. A container with the address in its environment is
+// created later. F98, F111
 func TestMadeBeforeTheNetwork(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -505,8 +513,8 @@ func TestMadeBeforeTheNetwork(t *testing.T) {
 	})
 }
 
-// F126, P10: a network that refuses a pod is told with pod, plugin and cause; it is tried again, less and less often,
-// nothing is held meanwhile, and the pod runs once the network does.
+// F126, P10: if a network plugin rejects a pod, an event names pod, plugin and cause. Attempts back
+// off and hold no resources in between, and the pod runs when the network is available.
 func TestNetworkRefuses(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -536,7 +544,7 @@ func TestNetworkRefuses(t *testing.T) {
 	})
 }
 
-// F126: an image that does not unpack is told with image, layer and cause.
+// F126: if an image cannot be unpacked, an event names image, layer and cause.
 func TestImageDoesNotUnpack(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)

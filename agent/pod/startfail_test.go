@@ -10,8 +10,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// F126: a container whose command cannot be executed has ended with StartError, with both times and in the words of
-// the runtime; the restart policy decides what follows.
+// F126: a container with a command that cannot be executed ends with StartError, both times and the
+// runtime's message. The restart policy decides about a restart.
 func TestCommandThatCannotBeExecuted(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)

@@ -14,10 +14,11 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write the transcripts anew instead of comparing")
 
-// TestTranscripts plays scripts against Step and Status. A file holds a pod, the script and the
-// transcript: after "> command" what Step plans and, after "=", the status.
+// TestTranscripts runs scripts against Step and Status. A file contains a pod, the script and the
+// transcript: the plan of Step after "> command" and the status after "=".
 //
-// F94 (restart policies), F101 (sandbox lost), F111 (states in order), F112 (startup gate), F113, F114, F115, P9, P15, P20, P23
+// F94 (restart policies), F101 (sandbox lost), F111 (states in order), F112 (startup gate), F113,
+// F114, F115, P9, P15, P20, P23
 func TestTranscripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/step/*.txt")
 	if err != nil || len(files) == 0 {
@@ -80,7 +81,8 @@ func play(t *testing.T, manifest, script string) string {
 	return x.log.String()
 }
 
-// After a power cut nothing is left of a pod but how its container ended: it is not run a second time.
+// After a power failure only the record of a container's end is left: the container is not run
+// again.
 func TestAnEndWithoutASandboxCounts(t *testing.T) {
 	for policy, want := range map[v1.RestartPolicy]string{v1.RestartPolicyNever: "unmount-volumes", v1.RestartPolicyAlways: "create-sandbox #0"} {
 		p := simplePod("u1")

@@ -29,7 +29,7 @@ func fill(t *testing.T, size int, path ...string) {
 	}
 }
 
-// What takes more space than its limit is evicted, with Kubernetes' words.
+// A pod that exceeds its storage limit is evicted with Kubernetes' message.
 func TestStorageLimitsEvict(t *testing.T) {
 	const mi = 1 << 20
 	limit := func(q string) v1.ResourceRequirements {
@@ -38,7 +38,7 @@ func TestStorageLimitsEvict(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(p *v1.Pod)
 		write  func(volumes, layer, shared, logs string)
-		want   string // of the message; "" = it stays
+		want   string // expected message; "" = not evicted
 	}{
 		"an emptyDir within its limit": {func(p *v1.Pod) { p.Spec.Volumes[0].EmptyDir.SizeLimit = ptr(resource.MustParse("2Mi")) },
 			func(volumes, _, _, _ string) { fill(t, mi, volumes, "data", "file") }, ""},
@@ -139,7 +139,8 @@ func TestUsage(t *testing.T) {
 		t.Errorf("64 KiB are %d", base)
 	}
 	here := filepath.Join(dir, "here")
-	// Links lead nowhere, a second name is no second file, a hole has no size, a FIFO stops nobody.
+	// Symlinks are not followed, hard links count once, holes have no size, and a FIFO does not
+	// block.
 	for _, err := range []error{os.Symlink(outside, here+"/link"), os.Symlink("/", here+"/a/root"), os.Link(here+"/a/b/file", here+"/again"),
 		mkfifo(here + "/fifo"), os.WriteFile(here+"/sparse", nil, 0o600), os.Truncate(here+"/sparse", 1<<40)} {
 		if err != nil {
@@ -167,7 +168,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// What is mounted below a pod's folder, as its subPaths are, is not the folder's, though the file system is the same.
+// Mounts below a pod's directory, such as subPaths, do not count, even on the same file system.
 func TestUsageLeavesMountsOut(t *testing.T) {
 	needRoot(t)
 	dir, volume := t.TempDir(), t.TempDir()
@@ -191,7 +192,7 @@ func TestUsageLeavesMountsOut(t *testing.T) {
 	}
 }
 
-// Files and folders count one inode each, one with several names one for all of them. F95
+// Files and directories count one inode each; a file with several names counts once. F95
 func TestUsageCountsInodes(t *testing.T) {
 	dir := t.TempDir()
 	fill(t, 1, dir, "a")
@@ -205,8 +206,8 @@ func TestUsageCountsInodes(t *testing.T) {
 	}
 }
 
-// Folders nested without end are given up, and what lies beside them is counted all the same; so a walk holds little,
-// however many folders there are.
+// Excessively nested directories are skipped, and those beside them are counted. A walk's memory is
+// bounded whatever the number of directories.
 func TestUsageOfDeepFolders(t *testing.T) {
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
@@ -233,8 +234,8 @@ func TestUsageOfDeepFolders(t *testing.T) {
 
 func mkfifo(path string) error { return unix.Mkfifo(path, 0o600) }
 
-// What was measured for the limits is told of, and nothing is measured for being told: a pod without limits has no
-// figures but those that file systems of their own have.
+// Usage measured for limits is reported, and nothing is measured for the report alone. A pod
+// without limits only has the figures of its own file systems.
 func TestStorageIsTold(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		const mi = 1 << 20
@@ -273,7 +274,7 @@ func TestStorageIsTold(t *testing.T) {
 	})
 }
 
-// A file system that hangs holds nobody up for long, and one look at most hangs.
+// A file system that hangs delays measurements for a bounded time, and blocks at most one of them.
 func TestHangingFileSystems(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		var d disks

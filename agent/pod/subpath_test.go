@@ -34,7 +34,8 @@ func bindSubPath(t *testing.T, volume, sub string) (string, error) {
 	return (&BindSubPaths{}).Bind(t.Context(), target, volume, sub)
 }
 
-// A folder that a subPath makes is its volume's: same mode, same owner, as deep as it goes; what is there stays.
+// Directories created for a subPath get the mode and owner of the volume, at every level; existing
+// ones do not change.
 func TestSubPathTakesTheVolumesOwner(t *testing.T) {
 	needRoot(t)
 	volume := t.TempDir()
@@ -62,7 +63,7 @@ func TestSubPathTakesTheVolumesOwner(t *testing.T) {
 	}
 }
 
-// Nothing that a pod puts into its volume leads out of it, is waited for, or is opened.
+// Nothing that a pod creates in its volume leads outside of it, blocks the agent, or is opened.
 func TestSubPathIsNotTrusted(t *testing.T) {
 	needRoot(t)
 	volume := t.TempDir()
@@ -90,8 +91,9 @@ func TestSubPathIsNotTrusted(t *testing.T) {
 	}
 }
 
-// A volume whose server does not answer holds nobody up: who asks is told after a while, who asks again at once, other volumes
-// are asked as ever, and all is well when the server is back. Many of them do not take all of the node's threads.
+// A volume on an unresponsive server delays no other volume. A first request fails after a while,
+// further requests fail at once, and requests succeed when the server is back. The number of
+// blocked threads is bounded.
 func TestSubPathOfAServerThatHangs(t *testing.T) {
 	volume := t.TempDir()
 	virtual.Test(t, func(t *testing.T) {

@@ -18,15 +18,15 @@ import (
 	"keelson.dev/keelson/agent/fake"
 )
 
-// world is a runtime, a clock and a worker's memory without any goroutine: what the
-// pure functions are exercised in.
+// world simulates a runtime, a clock and a worker's state without goroutines, for tests of the pure
+// functions.
 type world struct {
 	t       *testing.T
 	now     time.Time
 	w       *worker
 	seq     int
-	pending map[string]Action // begun and not completed
-	starts  map[string]int    // instances of each container, over reboots
+	pending map[string]Action // started and not completed
+	starts  map[string]int    // instances of each container, across reboots
 	log     strings.Builder
 	epoch   time.Time
 }
@@ -39,7 +39,7 @@ func newWorld(t *testing.T, pod *v1.Pod) *world {
 	return x
 }
 
-// restart is the death of the agent: what it remembered is lost, what runs goes on.
+// restart simulates an agent restart: the worker's state is lost, the runtime continues.
 func (x *world) restart(pod *v1.Pod) {
 	c := fake.NewCluster()
 	cfg := &Config{Reporter: c, Objects: c, HostIPs: []string{"192.0.2.1"}, Now: func() time.Time { return x.now }}
@@ -63,7 +63,7 @@ func (x *world) restart(pod *v1.Pod) {
 
 func (x *world) o() *Observed { return &x.w.o }
 
-// plan calls Step and Status and begins the actions.
+// plan calls Step and Status and starts the planned actions.
 func (x *world) plan() Plan {
 	p := Step(x.w.desired, x.w.o, x.now)
 	x.w.last = Status(x.w.desired, x.w.o, x.w.last, x.w.cfg.host(), x.now)
@@ -92,7 +92,7 @@ func (x *world) plan() Plan {
 	return p
 }
 
-// complete ends an action as if it had been performed.
+// complete ends an action with the result err.
 func (x *world) complete(key string, err error) {
 	a, ok := x.pending[key]
 	if !ok {
@@ -109,13 +109,15 @@ func (x *world) complete(key string, err error) {
 	x.w.settle(a, err, cancelled)
 }
 
-// prepared is a sandbox in which containers can be created, though its network is still being attached.
+// prepared simulates a sandbox in which containers can be created while its network is being
+// attached.
 func (x *world) prepared() {
 	x.seq++
 	x.o().Early = fmt.Sprintf("sb%d", x.seq)
 }
 
-// waits says that an action under way cannot be over yet: a start waits for its sandbox's network.
+// waits reports whether a running action cannot complete yet: a start waits for the sandbox's
+// network.
 func (x *world) waits(key string) bool {
 	a := x.pending[key]
 	return a.Kind == StartContainer && a.ID == x.o().Early
@@ -186,7 +188,7 @@ func (x *world) exit(which func(*Container) bool, code int32, reason string) {
 	}
 }
 
-// command performs one line of a script.
+// command executes one line of a script.
 func (x *world) command(line string) {
 	f := strings.Fields(line)
 	switch f[0] {
@@ -271,7 +273,7 @@ func (x *world) command(line string) {
 	}
 }
 
-// auto completes everything that is planned until nothing more is.
+// auto completes all planned actions until no more are planned.
 func (x *world) auto() {
 	for range 200 {
 		if len(x.pending) == 0 {
@@ -288,7 +290,7 @@ func (x *world) auto() {
 
 func (x *world) print(format string, args ...any) { fmt.Fprintf(&x.log, format, args...) }
 
-// show steps and writes the plan and the status down.
+// show calls Step and appends the plan and the status to the transcript.
 func (x *world) show() {
 	p := x.plan()
 	for _, a := range p.Actions {

@@ -251,6 +251,7 @@ func TestMoving(t *testing.T) {
 	}
 }
 
+// Writes: at most one at a time per key, the newest wins, failures are retried, and the limit holds.
 func TestWork(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
