@@ -21,25 +21,26 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// A shim and records of the release before shims had versions. The bytes are written down here, not made by code of
-// this release.
+// A shim and records of the release without protocol versions. The bytes are literals, not made by
+// this release's code.
 const (
 	oldSandbox   = "5a5a"
 	oldContainer = "c0c0"
-	// A ready sandbox of pod test/old, uid olduid. %d is the shim's process, %s the boot. "later" is of a later release.
+	// A ready sandbox of pod test/old, uid olduid. %d is the shim's PID, %s the boot ID. "later" is
+	// a field of a later release.
 	oldSandboxRecord = `{"id":"5a5a","state":"ready","config":"ChMKA29sZBIGb2xkdWlkGgR0ZXN0","created":1000,"ips":["192.0.2.9"],` +
 		`"pausePID":0,"shimPID":%d,"boot":%q,"later":{"a":[1]}}`
-	// A container "a" of it, created and started.
+	// A container "a" of that sandbox, created and started.
 	oldContainerRecord = `{"id":"c0c0","sandbox":"5a5a","state":"running","config":"CgMKAWE=","created":1001,"started":1002,` +
 		`"imageID":"sha256:1","imageRef":"","cgroup":"/podolduid/c0c0","stop":10,"sharePID":false,"user":{"uid":0,"gid":0},"later":1}`
 )
 
-// oldShim answers as a shim of version 0 did: pause is process 7, the container is process 8 and runs since 1002. It
-// ends with code 9 when it is signalled.
+// oldShim simulates a shim of version 0. Pause is process 7; the container is process 8, running
+// since 1002. The container ends with code 9 when it gets a signal.
 type oldShim struct {
 	t        *testing.T
 	listener *net.UnixListener
-	mute     chan struct{} // when not nil, Hello is answered only once it is closed
+	mute     chan struct{} // if not nil, Hello is answered only after it is closed
 
 	mu    sync.Mutex
 	asked []string // kind and body of each request
@@ -92,7 +93,7 @@ func (s *oldShim) serve(c net.Conn) {
 					<-s.mute
 				}
 				answer(c, 14, id, "0e0002"+"0463306330"+"04"+"10"+"d40f"+"00"+"00"+"00"+"00")
-			case 5: // Signal → Done, then a note of the end
+			case 5: // Signal → Done, then a notification of the end
 				answer(c, 12, id, "0002")
 				answer(c, 15, 0, "0463306330"+"12"+"d80f"+"00")
 			case 11: // Shutdown → Done
@@ -114,7 +115,7 @@ func answer(c net.Conn, kind, id byte, body string) {
 	_, _ = c.Write(append([]byte{byte(9 + len(b)), 0, 0, 0, kind, id, 0, 0, 0}, b...))
 }
 
-// plant puts records of the previous release where a runtime finds them at its start.
+// plant writes records of the previous release into the runtime's state directory.
 func (r *rig) plant(shimPID int) (sandboxDir string) {
 	r.t.Helper()
 	sb, c := filepath.Join(r.cfg.RunDir, "sandboxes", oldSandbox), filepath.Join(r.cfg.RunDir, "containers", oldContainer)
@@ -140,7 +141,7 @@ func (r *rig) sandboxState(id string) cri.PodSandboxState {
 	return st.Status.State
 }
 
-// A new agent takes over the pods of the previous release: its shims and its records.
+// A new agent adopts the pods of the previous release: its shims and its records.
 func TestAdoptsShimsOfThePreviousRelease(t *testing.T) {
 	r := newRig(t)
 	r.stop()
@@ -164,13 +165,14 @@ func TestAdoptsShimsOfThePreviousRelease(t *testing.T) {
 	}
 	old.mu.Lock()
 	defer old.mu.Unlock()
-	// After Hello, whose body it ignores, the agent speaks version 0: the signal, shutdown.
+	// After Hello, the body of which is ignored, the agent uses version 0: the signal, then
+	// shutdown.
 	if len(old.asked) < 3 || old.asked[1] != "5 0463306330"+"00"+"14" || old.asked[len(old.asked)-1] != "11 " {
 		t.Errorf("asked of the old shim: %q", old.asked)
 	}
 }
 
-// hang ends the runtime and has the shim of a sandbox answer nobody until it is continued: which process it is.
+// hang stops the runtime and suspends the shim of a sandbox. It returns the shim's PID.
 func (r *rig) hang(sandbox string) (pid int) {
 	r.t.Helper()
 	s, err := r.Runtime.sandbox(sandbox)
@@ -186,7 +188,8 @@ func (r *rig) hang(sandbox string) (pid int) {
 	return pid
 }
 
-// A shim that hangs holds up nobody, is not taken for dead, and is adopted when it answers.
+// An unresponsive shim delays no other sandbox, is not considered dead, and is adopted when it
+// answers.
 func TestHangingShimHoldsUpNobody(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -217,7 +220,8 @@ func TestHangingShimHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// A container that is stopped while its shim does not answer gets the signal once it does, within its grace period.
+// A container stopped while its shim does not answer gets the signal when the shim answers again,
+// within the grace period.
 func TestStopReachesAHangingShim(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -245,7 +249,7 @@ func TestStopReachesAHangingShim(t *testing.T) {
 	}
 }
 
-// Only a dead process that nobody can connect to is a dead shim.
+// A shim is considered dead only if its process has ended and its socket accepts no connection.
 func TestOnlyADeadShimIsDead(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -280,7 +284,7 @@ func TestOnlyADeadShimIsDead(t *testing.T) {
 	r.start()
 }
 
-// A connection that ends is not a shim that ends.
+// The end of a connection does not mean the end of the shim.
 func TestLostConnectionKillsNothing(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -304,7 +308,7 @@ func TestLostConnectionKillsNothing(t *testing.T) {
 	}
 }
 
-// An agent of the previous release is answered as it was by its own shims: it says Hello with nothing in it.
+// A shim answers an agent of the previous release, which sends an empty Hello, in version 0.
 func TestShimAnswersThePreviousRelease(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -334,7 +338,7 @@ func TestShimAnswersThePreviousRelease(t *testing.T) {
 		}
 		return hex.EncodeToString(rest)
 	}
-	// One container of that name (64 bytes), which is running.
+	// One running container with that ID (64 bytes).
 	name := "40" + hex.EncodeToString([]byte(id))
 	if got := ask(1, 1, "", 14); !strings.Contains(got, "0002"+name+"04") {
 		t.Errorf("the snapshot is %s", got)
@@ -342,7 +346,7 @@ func TestShimAnswersThePreviousRelease(t *testing.T) {
 	if got := ask(9, 2, name, 12); !strings.HasPrefix(got, "00") {
 		t.Errorf("reopening the log: %s", got)
 	}
-	// Signal 9, and then the note of the end.
+	// Signal 9, then the notification of the end.
 	ask(5, 3, name+"00"+"12", 12)
 	head := make([]byte, 9)
 	if _, err := io.ReadFull(c, head); err != nil || head[4] != 15 {
@@ -354,7 +358,7 @@ func TestShimAnswersThePreviousRelease(t *testing.T) {
 	}
 }
 
-// An agent of a later release may ask for what this shim does not know.
+// A shim answers a request unknown to it, which an agent of a later release may send.
 func TestShimAnswersUnknownRequests(t *testing.T) {
 	r := newRig(t)
 	sb, _ := r.sandbox()
@@ -378,8 +382,8 @@ func (r *rig) eventually(f func() error) {
 	}
 }
 
-// An agent that goes while its shim answers, or says what does not parse, ends its connection and nothing else: an agent may be
-// stopped while it starts.
+// An agent that disconnects during a response or sends an invalid message only ends its own
+// connection. It may be killed while it starts.
 func TestShimOutlivesItsAgents(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()

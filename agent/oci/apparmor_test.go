@@ -9,7 +9,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A profile that the kernel does not have is refused by name.
+// A profile that is not loaded into the kernel is rejected, with its name in the error.
 func TestAppArmorProfiles(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "profiles")
 	if err := os.WriteFile(file, []byte("/usr/bin/man (enforce)\nk8s-app (complain)\nwith space (v2) (enforce)\n"), 0o600); err != nil {
@@ -28,7 +28,8 @@ func TestAppArmorProfiles(t *testing.T) {
 	}
 }
 
-// A container whose profile the node lacks does not start, and says why; without one it runs unconfined.
+// A container with an AppArmor profile that is not loaded does not start, with the reason. Without
+// a profile it runs unconfined.
 func TestAppArmor(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()

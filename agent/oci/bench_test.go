@@ -11,8 +11,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestSpeedAndMemory prints what a sandbox and a container cost, and fails far
-// beyond the budget only: machines differ.
+// TestSpeedAndMemory prints the time and memory of a sandbox and a container. It fails only far
+// beyond the budget, because machines differ.
 func TestSpeedAndMemory(t *testing.T) {
 	r := newRig(t)
 	const rounds = 15

@@ -12,8 +12,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Devices of a container are described in files, the later folder before the earlier; what they say is in the container's
-// description, and what is not described, or cannot be read, is refused by its name.
+// CDI devices are read from specification files; the later directory takes precedence. Their edits
+// appear in the OCI configuration. An unknown device or unreadable file is an error that names it.
 func TestCDI(t *testing.T) {
 	etc, run := t.TempDir(), t.TempDir()
 	describe := func(dir, file, text string) {

@@ -96,8 +96,8 @@ func TestShimKilled(t *testing.T) {
 	}
 }
 
-// A container that ends at once may have ended before the agent notes that it was started. Whoever comes after that agent
-// learns how it ended all the same, with the shim and without it.
+// A container may end before the agent has recorded its start. The next agent still gets its exit
+// status, with and without the shim.
 func TestEndedBeforeItsStartWasNoted(t *testing.T) {
 	for _, shim := range []bool{true, false} {
 		t.Run(fmt.Sprint("shim=", shim), func(t *testing.T) {
@@ -113,7 +113,7 @@ func TestEndedBeforeItsStartWasNoted(t *testing.T) {
 			if rec.State != ContainerExited {
 				t.Fatalf("its record says %q", rec.State)
 			}
-			if err := r.saveContainer(&rec); err != nil { // as StartContainer does when it hears of the end before
+			if err := r.saveContainer(&rec); err != nil { // as in StartContainer if the end is reported first
 				t.Fatal(err)
 			}
 			s, _ := r.Runtime.sandbox(sb)
@@ -136,7 +136,7 @@ func TestEndedBeforeItsStartWasNoted(t *testing.T) {
 	}
 }
 
-// A record on disk never says that a container has ended.
+// A container record on disk alone never marks a container as ended.
 func TestRecordsDoNotEndContainers(t *testing.T) {
 	r := newRig(t)
 	rec := containerRecord{ID: "x", State: ContainerExited}
@@ -155,7 +155,7 @@ func TestRecordsDoNotEndContainers(t *testing.T) {
 	}
 }
 
-// crashEnv tells the test binary to be an agent that is going to be killed.
+// crashEnv makes the test binary run as the agent that is to be killed.
 const crashEnv = "KEELSON_TEST_CRASH_CONFIG"
 
 type crashConfig struct {
@@ -195,9 +195,8 @@ func TestCrashHelper(t *testing.T) {
 	}
 }
 
-// An agent is killed at moments spread over a pod's whole life. Whatever stage it
-// was in, the next agent leaves nothing behind but what it can name; the rig's
-// clean-up removes that and counts.
+// An agent is killed at moments spread over a pod's whole life. The next agent can list everything
+// that is left; the rig removes it and checks that nothing else exists.
 func TestKilledBetweenAnyTwoSteps(t *testing.T) {
 	r := newRig(t)
 	r.stop()
@@ -247,8 +246,8 @@ func TestKilledBetweenAnyTwoSteps(t *testing.T) {
 	r.start()
 }
 
-// A shim is killed while it makes a container. The verb fails or the container
-// dies; either way nothing is left.
+// A shim is killed while it creates a container. Either the call fails or the container ends, and
+// nothing is left.
 func TestShimKilledWhileCreating(t *testing.T) {
 	r := newRig(t)
 	failed := 0
@@ -273,7 +272,7 @@ func TestShimKilledWhileCreating(t *testing.T) {
 		<-killed
 		begin := time.Now()
 		r.removeAll()
-		if d := time.Since(begin); d > teardownTimeout { // nothing is waited for that does not come
+		if d := time.Since(begin); d > teardownTimeout { // the teardown must not run into its timeout
 			t.Errorf("killed after %d ms: removing took %v", round*3, d)
 		}
 		if l := countLeaks(t, r.cfg); l != (leaks{}) {

@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// runEarly runs a sandbox whose network is attached when attach is closed. It returns once containers can be
-// created, with the id and where the answer will come.
+// runEarly starts RunPodSandbox with a network that is attached when attach is closed. It returns
+// the sandbox ID when containers can be created, and a channel for the result.
 func (r *rig) runEarly(ctx context.Context, attach chan struct{}) (string, *cri.PodSandboxConfig, <-chan error) {
 	r.t.Helper()
 	r.net.blocked = attach
@@ -85,7 +85,8 @@ func TestCreateBeforeNetwork(t *testing.T) {
 	}
 }
 
-// When the network fails, what was created in the sandbox goes with it; the rig counts what is left. P10
+// If the network fails, containers created in the sandbox are removed with it; the rig checks that.
+// P10
 func TestNetworkFailsUnderContainers(t *testing.T) {
 	r := newRig(t)
 	refused := errors.New("plugin bridge: no address is left")
@@ -108,7 +109,7 @@ func TestNetworkFailsUnderContainers(t *testing.T) {
 			sb, sc, answer := r.runEarly(ctx, attach)
 			id := r.create(sb, sc, r.containerConfig("a", "exit 7"))
 			creating := make(chan error, 1)
-			go func() { // one more is half made when it happens
+			go func() { // another container is being created at that moment
 				_, err := r.CreateContainer(r.ctx(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: r.containerConfig("b", "exit 7"), SandboxConfig: sc})
 				creating <- err
 			}()
@@ -116,7 +117,7 @@ func TestNetworkFailsUnderContainers(t *testing.T) {
 			if err := <-answer; err == nil || !errors.Is(err, refused) && !errors.Is(err, context.Canceled) {
 				t.Errorf("answered %v", err)
 			}
-			<-creating // made before the end or refused after it: either way it is gone
+			<-creating // created before the end or rejected after it: in both cases it is gone
 			if _, err := r.StartContainer(r.ctx(), &cri.StartContainerRequest{ContainerId: id}); status.Code(err) != codes.NotFound {
 				t.Errorf("the container is still there: %v", err)
 			}
@@ -127,7 +128,7 @@ func TestNetworkFailsUnderContainers(t *testing.T) {
 	}
 }
 
-// A shim that dies while the network is being attached makes the sandbox fail, not come up without one.
+// If a shim ends while the network is being attached, RunPodSandbox fails.
 func TestShimDiesBeforeNetwork(t *testing.T) {
 	r := newRig(t)
 	attach := make(chan struct{})
@@ -141,7 +142,7 @@ func TestShimDiesBeforeNetwork(t *testing.T) {
 	r.Runtime.mu.Unlock()
 	killIfNamed(s.rec.ShimPID, "keelson-shim")
 	<-shim.gone
-	err = wait.For(r.ctx(), time.Millisecond, func() error { // told by the connection's reader right after
+	err = wait.For(r.ctx(), time.Millisecond, func() error { // recorded by the connection's reader shortly afterwards
 		r.Runtime.mu.Lock()
 		defer r.Runtime.mu.Unlock()
 		if !s.lost {
@@ -158,8 +159,8 @@ func TestShimDiesBeforeNetwork(t *testing.T) {
 	}
 }
 
-// What is left of a sandbox that could neither be made nor taken apart does not block its pod: the next request, or
-// the runtime by itself, takes it apart as soon as that is possible. P10
+// The remains of a sandbox that could be neither created nor removed do not block its pod. The next
+// request, or the runtime by itself, removes them as soon as possible. P10
 func TestRemainsOfAFailedSandbox(t *testing.T) {
 	for _, again := range []bool{true, false} {
 		t.Run(fmt.Sprint("asked again=", again), func(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// A machine goes down: who ends when asked has ended so, who does not or cannot is killed, and the next agent knows of both, also
-// once a reboot has taken all but what is kept of their ends.
+// At shutdown of the machine, containers that react to the signal end regularly, others are killed.
+// The next agent has the exit statuses of both, also after a reboot.
 func TestEndPods(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -29,7 +29,7 @@ func TestEndPods(t *testing.T) {
 	}
 	tree := r.cgroups
 	r.stop()
-	// One that is frozen hears nothing.
+	// A frozen container does not react to signals.
 	c, err := r.Runtime.container(deaf)
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +39,7 @@ func TestEndPods(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The shim comes to its children when all of them have ended, as on a machine that has much to do.
+	// The shim reaps its children only after all have ended, as on a busy machine.
 	shim, first := r.Runtime.sandboxes[sb].rec.ShimPID, tree.procs(c.rec.Cgroup)
 	if err := unix.Kill(shim, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestEndPods(t *testing.T) {
 		})
 		_ = unix.Kill(shim, unix.SIGCONT)
 	})
-	if err := EndPods(ctx, r.cfg, 6*time.Second); err != nil { // in which a shell hears its signal on a machine that is busy
+	if err := EndPods(ctx, r.cfg, 6*time.Second); err != nil { // enough time for a shell to handle its signal on a busy machine
 		t.Fatal(err)
 	}
 	if left := tree.procs(""); len(left) > 0 {

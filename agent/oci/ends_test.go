@@ -12,7 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// powerCut takes away all that a power cut does: processes, what lies on tmpfs, cgroups.
+// powerCut simulates a power failure: processes, tmpfs contents and cgroups are lost.
 func (r *rig) powerCut() {
 	r.t.Helper()
 	r.Runtime.mu.Lock()
@@ -23,7 +23,7 @@ func (r *rig) powerCut() {
 	r.Runtime.mu.Unlock()
 	r.stop()
 	for id, s := range all {
-		r.killRemains(s) // the shim first: it records no ends
+		r.killRemains(s) // the shim first, so that it records no exits
 		r.eventually(func() error {
 			if lives(s.rec.ShimPID, "keelson-shim") || lives(s.rec.PausePID, "keelson-pause") {
 				return errors.New("shim or pause lives on")
@@ -42,7 +42,8 @@ func (r *rig) powerCut() {
 	}
 }
 
-// How a container ended survives a power cut, whether or not an agent was there to see it; no secret does.
+// The exit status of a container survives a power failure, whether or not an agent saw the exit. No
+// secret is stored for that.
 func TestEndsOutliveAPowerCut(t *testing.T) {
 	for _, away := range []bool{false, true} {
 		t.Run(fmt.Sprint("agent away=", away), func(t *testing.T) {
@@ -106,7 +107,7 @@ func TestEndsOutliveAPowerCut(t *testing.T) {
 	}
 }
 
-// Shims of earlier releases keep nothing: then the agent does.
+// For shims of earlier releases, which do not store exit statuses, the agent stores them.
 func TestAgentKeepsEndsThatTheShimDoesNot(t *testing.T) {
 	r := newRig(t)
 	r.stop()
@@ -133,7 +134,7 @@ func (r *rig) waitFilePrefix(path, text string) {
 	})
 }
 
-// What a power cut has torn is removed, and nothing else.
+// Files damaged by a power failure are removed, and no others.
 func TestTornEnds(t *testing.T) {
 	r := newRig(t)
 	r.stop()

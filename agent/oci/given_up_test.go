@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// A command that its caller gave up before it had started is killed when it starts.
+// An exec cancelled by its caller before it has started is killed when it starts.
 func TestGivenUpExecIsKilled(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -50,7 +50,7 @@ func TestGivenUpExecIsKilled(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("giving up: %v", err)
 	}
-	// Requests are served in order: when a later command has run, the earlier one has been started.
+	// Requests are served in order: after a later command, the earlier one has been started.
 	if _, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: 20}); err != nil {
 		t.Fatal(err)
 	}

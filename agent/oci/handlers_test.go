@@ -10,7 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Which handlers a node has, what it says to others, and what each is told to do.
+// The runtime handlers of a node, their features in the status, and the configuration of each.
 func TestHandlers(t *testing.T) {
 	c := &Config{Handlers: []string{"edge", "runc", "", "edge"}}
 	for want, refused := range map[string]bool{"": false, "keelson": false, "runc": false, "edge": false, "gvisor": true, "Runc": true, "kee": true} {
@@ -41,8 +41,8 @@ func TestHandlers(t *testing.T) {
 	}
 }
 
-// A sandbox keeps its handler over a restart of the agent, also when the node has it no more; one with a handler that
-// the node has not got leaves nothing.
+// A sandbox keeps its handler across agent restarts, also if the node no longer has the handler. A
+// request with an unknown handler leaves nothing.
 func TestSandboxHandler(t *testing.T) {
 	r := newRig(t)
 	_, like := r.sandbox()

@@ -10,10 +10,10 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// layer is the folder of the rig's only image.
+// layer is the directory of the rig's only image.
 func (r *rig) layer() string { return filepath.Join(r.cfg.Images.(*fakeImages).dir, "layer") }
 
-// Some images (those of Nix among them) have /etc/passwd elsewhere.
+// Some images, for example those of Nix, have /etc/passwd behind an absolute symlink.
 func TestPasswdBehindAnAbsoluteLink(t *testing.T) {
 	r := newRig(t)
 	passwd := filepath.Join(r.layer(), "etc/passwd")
@@ -33,7 +33,7 @@ func TestPasswdBehindAnAbsoluteLink(t *testing.T) {
 	}
 }
 
-// An image whose /etc/passwd is no file is refused with a word, and nobody waits for it.
+// An image with an /etc/passwd that is not a regular file is rejected without blocking.
 func TestPasswdThatIsNoFile(t *testing.T) {
 	r := newRig(t)
 	passwd := filepath.Join(r.layer(), "etc/passwd")

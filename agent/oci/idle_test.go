@@ -9,7 +9,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A shim with nothing to do keeps little of its program in memory, and still serves.
+// An idle shim keeps little of its program in memory and still serves.
 func TestIdleShimLetsGo(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()

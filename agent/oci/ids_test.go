@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// IDs have the 64 hexadecimal digits that log shippers match in names of log files, and the socket of a shim still fits
-// into a socket address where the data folder has a path of 60 characters. F16
+// IDs have the 64 hexadecimal digits that log shippers match in log file names. A shim's socket
+// path still fits into a socket address if the data directory's path has 60 characters. F16
 func TestIDsHave64Digits(t *testing.T) {
 	id := newID()
 	if !regexp.MustCompile(`^[a-z0-9]{64}$`).MatchString(id) || id == newID() {

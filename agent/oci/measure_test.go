@@ -9,7 +9,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Both versions of cgroups say the same, each in its own files and units; what is not there is absent and no error.
+// Measurements are the same with both cgroup versions, from different files and units. A missing
+// value is absent, not an error.
 func TestMeasureFiles(t *testing.T) {
 	for unified, files := range map[bool]map[string]string{
 		false: {
@@ -87,8 +88,8 @@ func TestInterfaces(t *testing.T) {
 	}
 }
 
-// What a container does is measured: the processor that it burns, the memory that it holds; the pod has its sandbox
-// besides, which is no container. What has ended is left out.
+// The CPU time and memory of a container are measured. The pod's figures include its sandbox, which
+// is not a container. Ended containers are left out.
 func TestMeasure(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()

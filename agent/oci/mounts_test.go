@@ -13,7 +13,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// What the mount of a volume forbids its containers are forbidden too; the node's own parts of file systems are as they were. F110
+// The restrictive mount options of a volume also hold in containers; the node's other mounts do not
+// change. F110
 func TestMountsKeepWhatTheyForbid(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -49,7 +50,8 @@ func TestMountsKeepWhatTheyForbid(t *testing.T) {
 	}
 }
 
-// A container has the pseudoterminals that its request allows and no more: the machine's are shared by all pods. F105
+// A container can open as many pseudoterminals as its request allows: all pods share those of the
+// machine. F105
 func TestTerminalsAreBounded(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()

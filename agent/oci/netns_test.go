@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// P9: the file of a namespace that was never pinned goes, so that its sandbox can; a namespace that is pinned stays.
+// P9: a namespace file without a mount is removed, so that its sandbox can be; a mounted namespace
+// stays.
 func TestUnpinnedNamespaceIsRemoved(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("namespaces need root")

@@ -31,7 +31,7 @@ func TestContainerFromCreateToExit(t *testing.T) {
 	r.expectLines("a", "stdout F out", "stderr F err", "stdout P part")
 }
 
-// expectLines fails for lines that a log lacks.
+// expectLines fails if a log lacks any of the lines.
 func (r *rig) expectLines(name string, want ...string) {
 	r.t.Helper()
 	got := r.log(name)

@@ -46,8 +46,8 @@ func (r *rig) updatePod(id string, l *cri.LinuxContainerResources) {
 	}
 }
 
-// What runs is given more and less without a restart, in the kernel and not on paper only; what is in use is not taken
-// away; and the next life of the agent knows what was given last.
+// Limits of a running container are raised and lowered in the kernel without a restart. Memory in
+// use is not taken away. The next agent has the last limits.
 func TestLimitsChangeInPlace(t *testing.T) {
 	r := newRig(t)
 	small := &cri.LinuxContainerResources{CpuShares: 102, CpuQuota: 10_000, CpuPeriod: 100_000, MemoryLimitInBytes: 64 << 20}
@@ -97,7 +97,7 @@ func TestLimitsChangeInPlace(t *testing.T) {
 	}
 }
 
-// A limit below what is in use is refused before anything changes, CPUs included.
+// A memory limit below the usage is rejected before any change, also of CPUs.
 func TestMemoryInUseIsNotTaken(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -126,7 +126,7 @@ func TestMemoryInUseIsNotTaken(t *testing.T) {
 	}
 }
 
-// What had no limit gets one, and loses it again.
+// A container without a limit gets one, and loses it again.
 func TestLimitsComeAndGo(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()

@@ -23,7 +23,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// binaries builds shim, keelson-oci and pause once for all tests. Where there is no Go they are in KEELSON_OCI_BIN.
+// binaries builds shim, keelson-oci and pause once for all tests. Without a Go toolchain,
+// KEELSON_OCI_BIN is their directory.
 var binaries = sync.OnceValues(func() (string, error) {
 	if dir := os.Getenv("KEELSON_OCI_BIN"); dir != "" {
 		return dir, nil
@@ -33,7 +34,7 @@ var binaries = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	built.Store(&dir)
-	// Linked statically keelson-oci starts faster, and it starts twice for each process.
+	// A static keelson-oci starts faster, and it starts twice for each process.
 	static := "-ldflags=-s -w -linkmode external -extldflags -static"
 	for _, b := range [][]string{
 		{"CGO_ENABLED=0", "-ldflags=-s -w", "keelson-shim", "keelson.dev/keelson/cmd/shim"},
@@ -49,7 +50,7 @@ var binaries = sync.OnceValues(func() (string, error) {
 	return dir, os.Chmod(dir, 0o755)
 })
 
-// built is the folder of binaries once there is one.
+// built is the directory of the binaries, once they are built.
 var built atomic.Pointer[string]
 
 func TestMain(m *testing.M) {
@@ -131,7 +132,7 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// start runs the runtime, as a new agent on the same folders would.
+// start starts a runtime on the rig's directories, as a new agent would.
 func (r *rig) start() {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -153,7 +154,7 @@ func (r *rig) start() {
 	}
 }
 
-// restart is the agent's restart.
+// restart restarts the runtime, as an agent restart does.
 func (r *rig) restart() {
 	r.t.Helper()
 	r.stop()
@@ -188,21 +189,21 @@ func (r *rig) ctx() context.Context {
 	return ctx
 }
 
-// leaks is what must be the same before and after.
+// leaks counts resources that must be unchanged after a test.
 type leaks struct{ mounts, processes, folders int }
 
 func countLeaks(t *testing.T, cfg Config) leaks {
 	t.Helper()
 	var l leaks
 	base := filepath.Dir(cfg.RunDir)
-	// A process is ours when it runs one of our binaries or from one of our folders;
-	// it may take a moment to be reaped.
+	// A process belongs to the test if it runs one of the test's binaries or from one of its
+	// directories. It may take a moment to be reaped.
 	_ = wait.For(testCtx(t, time.Minute), 5*time.Millisecond, func() error {
 		l.processes = 0
 		procs, _ := filepath.Glob("/proc/[0-9]*/cgroup")
 		for _, p := range procs {
 			b, _ := os.ReadFile(p)
-			// The thread that forks shims lives there too, as part of this process.
+			// The thread that forks shims is there as well, as part of this process.
 			if strings.Contains(string(b), cfg.CgroupRoot+"/") && filepath.Dir(p) != fmt.Sprintf("/proc/%d", os.Getpid()) {
 				l.processes++
 			}
@@ -240,7 +241,7 @@ func testCtx(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// sandbox runs a sandbox; change may alter its config.
+// sandbox runs a sandbox; change may modify its configuration.
 func (r *rig) sandbox(change ...func(*cri.PodSandboxConfig)) (string, *cri.PodSandboxConfig) {
 	r.t.Helper()
 	r.counter++
@@ -260,7 +261,7 @@ func (r *rig) sandbox(change ...func(*cri.PodSandboxConfig)) (string, *cri.PodSa
 	return out.PodSandboxId, c
 }
 
-// containerConfig runs a shell script in the tools image.
+// containerConfig returns a container configuration that runs a shell script in the tools image.
 func (r *rig) containerConfig(name, script string, change ...func(*cri.ContainerConfig)) *cri.ContainerConfig {
 	c := &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: name}, Image: &cri.ImageSpec{Image: "tools"},
@@ -282,7 +283,7 @@ func (r *rig) create(sandbox string, sc *cri.PodSandboxConfig, c *cri.ContainerC
 	return out.ContainerId
 }
 
-// run creates and starts.
+// run creates and starts a container and returns its ID.
 func (r *rig) run(sandbox string, sc *cri.PodSandboxConfig, c *cri.ContainerConfig) string {
 	r.t.Helper()
 	id := r.create(sandbox, sc, c)
@@ -301,7 +302,7 @@ func (r *rig) status(id string) *cri.ContainerStatus {
 	return out.Status
 }
 
-// waitExit waits for a container's end.
+// waitExit waits for the end of a container and returns its status.
 func (r *rig) waitExit(id string) *cri.ContainerStatus {
 	r.t.Helper()
 	var st *cri.ContainerStatus
@@ -317,7 +318,7 @@ func (r *rig) waitExit(id string) *cri.ContainerStatus {
 	return st
 }
 
-// log is a container's log without times.
+// log returns a container's log without time stamps.
 func (r *rig) log(name string) string {
 	b, err := os.ReadFile(filepath.Join(r.logs, name+".log"))
 	if err != nil {
@@ -356,13 +357,13 @@ func (r *rig) output(sandbox string, sc *cri.PodSandboxConfig, name, script stri
 	return r.log(name), st
 }
 
-// fakeNetwork counts.
+// fakeNetwork counts attached sandboxes and can fail or block on request.
 type fakeNetwork struct {
 	mu      sync.Mutex
 	added   map[string]bool
-	fail    error // of Add
+	fail    error // result of Add
 	failDel error
-	blocked chan struct{} // Add waits for it when set
+	blocked chan struct{} // if set, Add waits until it is closed
 }
 
 func (n *fakeNetwork) Add(ctx context.Context, q agent.NetworkRequest) (agent.NetworkStatus, error) {
@@ -395,7 +396,7 @@ func (n *fakeNetwork) Del(_ context.Context, q agent.NetworkRequest) error {
 	return nil
 }
 
-// set makes verbs fail from now on; nil repairs them.
+// set sets the results of Add and Del; nil = success.
 func (n *fakeNetwork) set(add, del error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -449,7 +450,7 @@ func newFakeImages(t *testing.T, dir string) *fakeImages {
 		"etc/group":  []byte("root:x:0:\nappgroup:x:1001:\nextra:x:2000:app\n")} {
 		path := filepath.Join(layer, name)
 		if _, err := os.Stat(path); err == nil {
-			continue // an agent that was killed had it already, and may be running from it
+			continue // written by a killed agent, and possibly in use
 		}
 		if err := os.WriteFile(path, content, 0o755); err != nil {
 			t.Fatal(err)

@@ -2,7 +2,7 @@ package oci
 
 import "testing"
 
-// TestSandboxTable is the whole transition table; "-" is a refusal. F98
+// TestSandboxTable checks the whole transition table; "-" is a rejected transition. F98
 func TestSandboxTable(t *testing.T) {
 	inputs := []SandboxInput{SandboxBuilt, SandboxRan, SandboxFailed, SandboxLost, SandboxStop, SandboxRemove, SandboxCreate, SandboxRecover}
 	table := map[SandboxState][]SandboxState{
@@ -43,7 +43,7 @@ func TestExitRecord(t *testing.T) {
 	if err != nil || e != (exitRecord{Code: 137, Finished: 20, Started: 10, OOM: true}) {
 		t.Errorf("%+v, %v", e, err)
 	}
-	// What a later release adds is skipped.
+	// Fields added by a later release are skipped.
 	for text, oom := range map[string]bool{"137 20 10\n": false, "137 20 10 new=1": false, "137 20 10 oom new=1\nmore": true} {
 		if e, err := parseExit([]byte(text)); err != nil || e != (exitRecord{Code: 137, Finished: 20, Started: 10, OOM: oom}) {
 			t.Errorf("%q: %+v, %v", text, e, err)

@@ -22,7 +22,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// buffer can be read while it is written.
+// buffer is a buffer that is safe for concurrent use.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -67,7 +67,7 @@ func TestExec(t *testing.T) {
 	if status.Code(err) != codes.DeadlineExceeded || time.Since(begin) > 50*time.Second {
 		t.Errorf("timeout: %v after %v", err, time.Since(begin))
 	}
-	// The process is gone, too.
+	// The process has ended as well.
 	err = wait.For(testCtx(t, time.Minute), 10*time.Millisecond, func() error {
 		out, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "ps -o args | grep -c '^sleep 100$'"}})
 		if err != nil || strings.TrimSpace(string(out.Stdout)) != "0" {
@@ -91,7 +91,7 @@ func TestExec(t *testing.T) {
 	if err := r.Exec(r.ctx(), id, []string{"/no/such"}, false, agent.Streams{}); err == nil || errors.As(err, &exit) || !strings.Contains(err.Error(), "/no/such") {
 		t.Errorf("missing program: %v", err)
 	}
-	// A command that leaves a child behind ends without it.
+	// A command with a child in the background ends without waiting for the child.
 	begin = time.Now()
 	if _, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "sleep 50 & echo done"}}); err != nil || time.Since(begin) > 45*time.Second {
 		t.Errorf("with a child left behind: %v after %v", err, time.Since(begin))
@@ -170,9 +170,8 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// A reader that does not read stalls the container and loses nothing.
-// F100. A container whose stdin stays open does not hold a client whose own stdin has ended; what was typed arrives, and the next
-// client can attach. With stdinOnce the attach lasts until the container ends.
+// F100. An attach with a container stdin that stays open ends with the client's input; the input
+// arrives, and another client can attach. With stdinOnce, the attach lasts until the container ends.
 func TestAttachEndsWithItsInput(t *testing.T) {
 	for _, tty := range []bool{false, true} {
 		t.Run(fmt.Sprint("tty=", tty), func(t *testing.T) {
@@ -197,6 +196,7 @@ func TestAttachEndsWithItsInput(t *testing.T) {
 	}
 }
 
+// An attached client that reads slowly delays the container and loses nothing.
 func TestSlowAttachLosesNothing(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -217,7 +217,7 @@ func TestSlowAttachLosesNothing(t *testing.T) {
 	if _, err := io.ReadFull(pr, first); err != nil {
 		t.Fatal(err)
 	}
-	if err := wait.Delay(r.ctx(), 200*time.Millisecond); err != nil { // the pipes fill up meanwhile
+	if err := wait.Delay(r.ctx(), 200*time.Millisecond); err != nil { // the pipes fill up in the meantime
 		t.Fatal(err)
 	}
 	rest, err := io.ReadAll(pr)

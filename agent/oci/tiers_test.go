@@ -18,7 +18,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// fakeTree is a hierarchy of plain files, as cgroup v2 or the three of v1 that count.
+// fakeTree returns a cgroup hierarchy of plain files, for v2 or the three relevant controllers of
+// v1.
 func fakeTree(t *testing.T, unified bool) *cgroupTree {
 	dir := t.TempDir()
 	tree := &cgroupTree{root: "/keelson", unified: unified, controllers: map[string]string{}}
@@ -41,7 +42,8 @@ func fakeTree(t *testing.T, unified bool) *cgroupTree {
 	return tree
 }
 
-// Both versions of cgroups get the same limits, each in its own files and units, and v2 hands its controllers down.
+// With both cgroup versions the QoS cgroups get the same limits, in different files and units. v2
+// enables the controllers for children.
 func TestTierFiles(t *testing.T) {
 	want := agent.Tiers{CPU: 2000, Memory: 4 << 30, PIDs: 30000, Burstable: 1500}
 	for unified, files := range map[bool]map[string]string{
@@ -50,7 +52,7 @@ func TestTierFiles(t *testing.T) {
 			"cpu/keelson/kubepods/burstable/cpu.shares": "1536", "cpu/keelson/kubepods/besteffort/cpu.shares": "2"},
 		true: {"keelson/kubepods/cpu.weight": "174", "keelson/kubepods/memory.max": "4294967296", "keelson/kubepods/pids.max": "30000",
 			"keelson/kubepods/burstable/cpu.weight": "138", "keelson/kubepods/besteffort/cpu.weight": "1",
-			"cgroup.subtree_control": "+pids", "keelson/kubepods/cgroup.subtree_control": "+pids"}, // the last one written
+			"cgroup.subtree_control": "+pids", "keelson/kubepods/cgroup.subtree_control": "+pids"}, // the last value written
 	} {
 		tree := fakeTree(t, unified)
 		for range 2 {
@@ -78,7 +80,7 @@ func TestTierFiles(t *testing.T) {
 	}
 }
 
-// cpuSpent is what a cgroup below the root has used of the CPUs.
+// cpuSpent returns the CPU time of a cgroup below the root.
 func (r *rig) cpuSpent(name string) time.Duration {
 	r.t.Helper()
 	file, key, unit := filepath.Join("/sys/fs/cgroup/cpuacct", r.cfg.CgroupRoot, name, "cpuacct.usage"), "", time.Nanosecond
@@ -97,14 +99,14 @@ func (r *rig) cpuSpent(name string) time.Duration {
 	return time.Duration(n) * unit
 }
 
-// A pod that asked for nothing and never rests takes no tenth of the CPUs from one that asked: what counts is the time
-// that each was given, whatever else the machine does.
+// A busy best-effort pod takes less than a tenth of the CPU time from a pod with a CPU request. The
+// ratio of their CPU times is compared, so other load does not matter.
 func TestBestEffortComesLast(t *testing.T) {
 	r := newRig(t)
 	if err := r.SetTiers(r.ctx(), agent.Tiers{CPU: int64(runtime.NumCPU()) * 1000, Burstable: 1000}); err != nil {
 		t.Fatal(err)
 	}
-	// All loops want the same CPU: spread over several, how the kernel balances them beside other work would count too.
+	// All loops run on one CPU, so that the kernel's load balancing has no influence.
 	loops := strings.Repeat("taskset 1 sh -c 'while :; do :; done' & ", 2)
 	run := func(tier string, shares int64) string {
 		parent := "/" + tier + "/poduid-" + filepath.Base(tier)
@@ -134,7 +136,7 @@ func TestBestEffortComesLast(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	until(500*time.Millisecond, modest) // all its loops run
+	until(500*time.Millisecond, modest) // all loops of the pod run
 	g0, m0 := r.cpuSpent(greedy), r.cpuSpent(modest)
 	until(g0+m0+2*time.Second, greedy, modest)
 	g, m := r.cpuSpent(greedy)-g0, r.cpuSpent(modest)-m0
@@ -144,7 +146,7 @@ func TestBestEffortComesLast(t *testing.T) {
 	}
 }
 
-// processes counts those in a control group and right below it.
+// processes counts the processes in a cgroup and its direct children.
 func processes(t *testing.T, dir string) (n int) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*", "cgroup.procs"))
@@ -161,8 +163,8 @@ func processes(t *testing.T, dir string) (n int) {
 	return n
 }
 
-// A fork bomb ends in its own pod: it gets no more processes than a pod may have, the neighbour starts what it likes,
-// and the pod can be taken away.
+// A fork bomb is limited to its own pod: it gets no more processes than a pod may have. Other pods
+// can start processes, and the pod can be removed.
 func TestForkBomb(t *testing.T) {
 	r := newRig(t)
 	const most = 64
@@ -176,7 +178,7 @@ func TestForkBomb(t *testing.T) {
 	r.run(bomb, bombConfig, r.containerConfig("bomb", "b() { b | b & }; b; exec sleep 1000"))
 	dir := filepath.Join(r.cgroups.controllers["pids"], r.cgroups.root, bombConfig.Linux.CgroupParent)
 	err := wait.For(testCtx(t, 30*time.Second), time.Millisecond, func() error {
-		// Not pids.current: the kernel counts a process there before it refuses it.
+		// Not pids.current, which counts a process before the kernel rejects it.
 		if n := processes(t, dir); n == 0 || n > most {
 			t.Errorf("the bomb's pod has %d processes", n)
 		}

@@ -13,15 +13,16 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// weightOf is what cgroup v2 calls shares.
+// weightOf returns the cgroup v2 weight for CPU shares.
 func weightOf(shares uint64) string {
 	return strconv.FormatUint(cgroups.ConvertCPUSharesToCgroupV2Value(shares), 10)
 }
 
-// begotten is a container whose first process outlives the kill of the second, if it may.
+// begotten is a script with a first process that survives the kill of the second, if permitted.
 const begotten = "tail /dev/zero & wait $!; echo survived; exec sleep 1000"
 
-// With cgroup v2 the kernel ends all of a container that is marked so, and one process of another; with v1 always one.
+// With cgroup v2, the kernel kills all of a container with memory.oom.group, and one process of
+// another. With v1 it always kills one.
 func TestOutOfMemory(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -45,7 +46,7 @@ func TestOutOfMemory(t *testing.T) {
 	}
 }
 
-// score reads a process' oom_score_adj.
+// score reads oom_score_adj of a process.
 func score(t *testing.T, pid int) int {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
@@ -59,8 +60,8 @@ func score(t *testing.T, pid int) int {
 	return n
 }
 
-// The kernel ends containers in the order of their scores, what is executed in one like its first process, and before
-// all of them none of what keeps them: the shim and pause. Where the score cannot be lowered it is the agent's.
+// The kernel kills containers in the order of their scores, exec processes like the first process.
+// Shim and pause have a lower score, or the agent's if it cannot be lowered.
 func TestOOMScores(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -96,7 +97,8 @@ func TestOOMScores(t *testing.T) {
 	}
 }
 
-// A device that was not given does not open, though its file can be made: v1 and v2 have quite different ways to say so.
+// A device that a container did not get cannot be opened, although its device file can be created,
+// with v1 and v2.
 func TestOtherDevices(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -106,8 +108,8 @@ func TestOtherDevices(t *testing.T) {
 	}
 }
 
-// What programs read of cgroup v2: their own limits at the root of what they see, which they cannot change. And every
-// group above a container hands the controllers down and has no process of its own.
+// Programs in a container see their own cgroup v2 limits at the root of the hierarchy, read-only.
+// Every cgroup above a container enables the controllers and has no process of its own.
 func TestUnifiedHierarchy(t *testing.T) {
 	r := newRig(t)
 	if !r.cgroups.unified {

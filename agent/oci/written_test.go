@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What containers write to /etc lies where it is measured, not on a tmpfs that takes the node's memory; the next
-// container of the pod sees it.
+// Files that containers write to /etc are on the measured storage, not on a tmpfs in the node's
+// memory. The pod's next container sees them.
 func TestFilesOfEtcAreMeasured(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -36,15 +36,15 @@ func TestFilesOfEtcAreMeasured(t *testing.T) {
 	if own, shared := r.Written("unknown"); own != nil || shared != nil {
 		t.Errorf("an unknown container writes to %q, %q", own, shared)
 	}
-	// /dev/shm and /dev are tmpfs of their own, with a size.
+	// /dev/shm and /dev are tmpfs mounts with a size limit.
 	out, _ = r.output(sb, sc, "c", "df -k /dev/shm /dev | tail -n 2 | awk '{print $2}'")
 	if out != "stdout F 65536\nstdout F 65536\n" {
 		t.Errorf("sizes: %q", out)
 	}
 }
 
-// An agent of the release before this one finds the files of /etc where it had them, beside shm, and binds them into the
-// containers that it makes in a sandbox of this release.
+// An agent of the previous release finds the /etc files of a new sandbox at its own path, beside
+// shm. It binds them into containers that it creates there.
 func TestFilesOfEtcForTheReleaseBefore(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -57,7 +57,7 @@ func TestFilesOfEtcForTheReleaseBefore(t *testing.T) {
 		}
 		return err
 	})
-	// Its runtime hands these paths to the kernel as they are.
+	// The previous release passes these paths to the kernel unchanged.
 	over := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(over, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -77,7 +77,8 @@ func TestFilesOfEtcForTheReleaseBefore(t *testing.T) {
 	}
 }
 
-// A sandbox of the release before this one has its files beside shm. A container that this release adds has its own.
+// A sandbox of the previous release has its /etc files beside shm; a container created by this
+// release has its own.
 func TestFilesOfEtcOfTheReleaseBefore(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()

@@ -33,7 +33,7 @@ func TestResolve(t *testing.T) {
 		{User{Image: "app:root"}, image, "1000 0 [0 2000]"},
 		{User{Image: "77:88"}, image, "77 88 [88]"},
 		{User{Image: "1000"}, image, "1000 1001 [1001 2000]"},
-		{User{Image: "1234"}, image, "55 56 [56]"}, // a name that looks like a number
+		{User{Image: "1234"}, image, "55 56 [56]"}, // an image user name that looks like a number
 		{User{Name: "app", Image: "root"}, image, "1000 1001 [1001 2000]"},
 		{User{ID: n(1000), Name: "root"}, image, "1000 1001 [1001 2000]"},
 		{User{ID: n(4321), Image: "app:appgroup"}, image, "4321 0 [0]"},
