@@ -14,8 +14,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// BenchmarkCreatePod is the registry's part of a pod's creation, over the store in
-// memory: by one of Keelson's own parts, and by a user (whose fields are tracked).
+// BenchmarkCreatePod measures the registry's part of a pod creation, with the store in memory. It
+// creates the pod as a built-in component, and as a user with field tracking.
 func BenchmarkCreatePod(b *testing.B) {
 	for _, user := range []string{api.UserController, "alice"} {
 		b.Run("by="+user, func(b *testing.B) {
@@ -38,7 +38,7 @@ func BenchmarkCreatePod(b *testing.B) {
 	}
 }
 
-// BenchmarkWatchFanOut is one change seen, as JSON, by 1,000 watchers.
+// BenchmarkWatchFanOut measures the delivery of one change, as JSON, to 1,000 watchers.
 func BenchmarkWatchFanOut(b *testing.B) {
 	const watchers = 1000
 	for _, selective := range []bool{false, true} {
@@ -92,7 +92,8 @@ func BenchmarkWatchFanOut(b *testing.B) {
 	}
 }
 
-// BenchmarkListPods is LIST of 10,000 pods: the pointers for callers inside, and the protobuf answer.
+// BenchmarkListPods measures LIST of 10,000 pods: object pointers for internal callers, and the
+// protobuf response.
 func BenchmarkListPods(b *testing.B) {
 	e := newEnv(b)
 	e.user = api.User{Name: api.UserController}
@@ -132,7 +133,8 @@ func BenchmarkGetPod(b *testing.B) {
 	}
 }
 
-// BenchmarkCreatePodReplicated is creation by 64 callers at once over three replicas in this process, without fsync.
+// BenchmarkCreatePodReplicated measures creations by 64 concurrent callers over three replicas in
+// this process, without fsync.
 func BenchmarkCreatePodReplicated(b *testing.B) {
 	for _, user := range []string{api.UserController, "alice"} {
 		b.Run("by="+user, func(b *testing.B) {
@@ -156,7 +158,7 @@ func BenchmarkCreatePodReplicated(b *testing.B) {
 	}
 }
 
-// BenchmarkTrackNewPod compares the two ways to the managedFields of a new pod.
+// BenchmarkTrackNewPod compares the two ways to compute managedFields of a new pod.
 func BenchmarkTrackNewPod(b *testing.B) {
 	r := New(nil, kinds.All())
 	p := pod("default", "p")
@@ -185,7 +187,8 @@ func BenchmarkTrackNewPod(b *testing.B) {
 	})
 }
 
-// BenchmarkCustomObject is the creation of a custom object, and its way from stored bytes to the cache.
+// BenchmarkCustomObject measures the creation of a custom object, and its decoding from the store
+// into the cache.
 func BenchmarkCustomObject(b *testing.B) {
 	e := newEnv(b)
 	k := widgetKind()

@@ -13,8 +13,9 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// A list of a past state is decoded for one client alone: it waits for room for each part before that is decoded, also
-// when the client names no limit, and ends when there is none. What it has in the end is the whole.
+// A list of a past state is decoded for a single client. Before it decodes each part, it waits for
+// its memory budget, also without a limit from the client, and fails if there is none. The result
+// is complete.
 func TestListsOfThePastWaitForRoom(t *testing.T) {
 	const objects = 2*pageChunk + 10
 	e := newEnv(t, WithHistory(4*objects, 64<<20))
@@ -26,7 +27,7 @@ func TestListsOfThePastWaitForRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.update(configMap("default", "c0003", "k", "new"), "")
-	if _, err := e.get(configMap("default", "c0003")); err != nil { // which waits for the cache to have it
+	if _, err := e.get(configMap("default", "c0003")); err != nil { // waits until the cache has it
 		t.Fatal(err)
 	}
 	req := e.request(api.VerbList, configMap("default", ""))
@@ -59,7 +60,8 @@ func TestListsOfThePastWaitForRoom(t *testing.T) {
 	}
 }
 
-// Every change is compared with the selector of every watch of its kind, under one lock: selectors are short.
+// Selectors are bounded in length, because every change is compared with the selectors of all
+// watches of its kind under one lock.
 func TestSelectorsAreBounded(t *testing.T) {
 	e := newEnv(t)
 	terms := func(n int, term string) string { return strings.TrimSuffix(strings.Repeat(term+",", n), ",") }

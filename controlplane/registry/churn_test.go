@@ -30,7 +30,7 @@ var (
 
 var widgets = custom.Resource{Group: "example.com", Kind: "Widget", Plural: "widgets", Singular: "widget", Namespaced: true}
 
-// widgetKind is the kind of widgets, new each time: another storage in the same place.
+// widgetKind returns a new kind of widgets each time, so that its storage is new, too.
 func widgetKind() *api.Kind {
 	return custom.NewKind(widgets, "v1", true, custom.NewStorage(widgets, "v1"))
 }
@@ -40,7 +40,7 @@ func widget(name string, size int64) *custom.Object {
 		Content: map[string]any{"spec": map[string]any{"size": size}}}
 }
 
-// of starts a call on a kind.
+// of returns a request for a kind.
 func (e *env) of(k *api.Kind, verb api.Verb, obj api.Object) *api.Request {
 	req := &api.Request{User: api.User{Name: api.UserController}, Verb: verb, Kind: k, Namespace: "default", Name: obj.GetName()}
 	if verb == api.VerbCreate || verb == api.VerbUpdate {
@@ -59,8 +59,8 @@ func must[T any](t testing.TB, what string) func(T, error) T {
 	}
 }
 
-// A kind is there for whoever calls as soon as it is registered, with what was stored under it before; when it is
-// dropped its watches are told everything and then to list again, and it is not found.
+// A registered kind is available at once, with the objects stored earlier. When it is dropped, its
+// watches get all events and then an Expired error, and requests get NotFound.
 func TestAKindComesAndGoes(t *testing.T) {
 	e := newEnv(t)
 	k := widgetKind()
@@ -104,19 +104,20 @@ func TestAKindComesAndGoes(t *testing.T) {
 	}
 }
 
-// load is what other clients do meanwhile.
+// load simulates other clients.
 type load struct {
 	e     *env
 	fail  func(format string, args ...any)
 	calls atomic.Int64
 	table *api.Kinds
-	// pace lets neither of those who use the kind that stays be so far ahead of the other, and turns nobody of those who use the
-	// other kind be so far ahead of its rounds, that history is forgotten before a goroutine that stands still has read it.
+	// pace keeps the two clients of the permanent kind close to each other; turns does the same for
+	// clients of the other kind and its rounds. Otherwise history could be dropped before a slow
+	// goroutine has read it.
 	pace  [2]chan struct{}
 	turns chan struct{}
 }
 
-const ahead = 40 // of three writes each, where 512 changes are kept
+const ahead = 40 // of three writes each; 512 changes are kept
 
 func newLoad(e *env, fail func(format string, args ...any)) *load {
 	l := &load{e: e, table: e.kinds, fail: fail, turns: make(chan struct{}, ahead)}
@@ -129,7 +130,7 @@ func newLoad(e *env, fail func(format string, args ...any)) *load {
 	return l
 }
 
-// round gives turns anew.
+// round fills turns for the next round.
 func (l *load) round() {
 	for range ahead {
 		select {
@@ -139,7 +140,7 @@ func (l *load) round() {
 	}
 }
 
-// may waits for a turn; false when ctx has ended.
+// may waits for a turn and returns false when ctx has ended.
 func may(ctx context.Context, turn <-chan struct{}) bool {
 	select {
 	case <-turn:
@@ -149,7 +150,7 @@ func may(ctx context.Context, turn <-chan struct{}) bool {
 	}
 }
 
-// builtIn writes, reads, lists and watches a kind that stays: nothing of it may fail.
+// builtIn writes, reads, lists and watches a permanent kind: no request may fail.
 func (l *load) builtIn(ctx context.Context, n int) {
 	e := l.e
 	k := l.table.ByGVK(configMapGVK)
@@ -176,7 +177,7 @@ func (l *load) builtIn(ctx context.Context, n int) {
 			o := ev.Object.(api.Object)
 			until = ev.Type == watch.Deleted && o.GetName() == name
 		}
-		l.pace[1-n] <- struct{}{} // there are as many as have been taken
+		l.pace[1-n] <- struct{}{} // never blocks: one was taken before
 	}
 }
 
@@ -187,7 +188,7 @@ func (l *load) one(ctx context.Context, k *api.Kind, verb api.Verb, obj api.Obje
 	case api.VerbCreate:
 		_, err = l.e.Registry.Create(ctx, req, l.e.admit)
 	case api.VerbUpdate:
-		var was api.Object // of which the update has to speak
+		var was api.Object // stored object for the update
 		if was, err = l.e.Registry.Get(ctx, l.e.of(k, api.VerbGet, obj)); err != nil {
 			return err
 		}
@@ -207,7 +208,8 @@ func (l *load) one(ctx context.Context, k *api.Kind, verb api.Verb, obj api.Obje
 	return err
 }
 
-// custom does so with the kind that comes and goes: that it is not there is the only answer that may come instead.
+// custom does the same with the kind that is registered and dropped; NotFound is the only permitted
+// error.
 func (l *load) custom(ctx context.Context, n int) {
 	for i := 0; ctx.Err() == nil; i++ {
 		k := l.table.ByGVK(widgetGVK)
@@ -221,7 +223,7 @@ func (l *load) custom(ctx context.Context, n int) {
 		watching, stop := context.WithCancel(ctx)
 		w, err := l.e.Registry.Watch(watching, l.e.of(k, api.VerbWatch, &custom.Object{}))
 		if err == nil && i%2 == 0 {
-			go func() { // read to the end, which comes
+			go func() { // read until the watch ends, which it must
 				for range w.ResultChan() {
 				}
 			}()
@@ -230,7 +232,7 @@ func (l *load) custom(ctx context.Context, n int) {
 		for _, verb := range []api.Verb{api.VerbCreate, api.VerbGet, api.VerbUpdate, api.VerbList, api.VerbDelete} {
 			err := l.one(ctx, k, verb, widget(name, int64(i)))
 			if err != nil && ctx.Err() == nil && !apierrors.IsNotFound(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsConflict(err) &&
-				!apierrors.IsServiceUnavailable(err) { // another of its name has come
+				!apierrors.IsServiceUnavailable(err) { // another kind of the same name was registered
 				l.fail("%s of a widget: %v", verb, err)
 			}
 		}
@@ -238,8 +240,8 @@ func (l *load) custom(ctx context.Context, n int) {
 	}
 }
 
-// The held check of a live table: a kind is registered and dropped 1,000 times while it and others are written, read,
-// listed and watched. Nothing else notices, and nothing of it stays behind.
+// A kind is registered and dropped 1,000 times while it and others are written, read, listed and
+// watched. Other kinds are not affected, and nothing of the kind remains.
 func TestKindsComeAndGoUnderLoad(t *testing.T) {
 	rounds := 1000
 	if testing.Short() {
@@ -277,7 +279,7 @@ func TestKindsComeAndGoUnderLoad(t *testing.T) {
 	e.nothingLeft(caches, goroutines)
 }
 
-// comeAndGo is one round. It returns the cache of the storage that was there.
+// comeAndGo performs one round. It returns a weak pointer to the cache of the dropped storage.
 func (e *env) comeAndGo(i int) weak.Pointer[storageCache] {
 	e.t.Helper()
 	k := widgetKind()
@@ -294,7 +296,7 @@ func (e *env) comeAndGo(i int) weak.Pointer[storageCache] {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	watchAll.List.ResourceVersion = "" // from now on
+	watchAll.List.ResourceVersion = "" // from the present state
 	w := must[watch.Interface](e.t, "watch")(e.Registry.Watch(e.ctx, watchAll)).(*Watcher)
 	defer w.Stop()
 	name := fmt.Sprint("r", i)
@@ -320,7 +322,7 @@ func (e *env) comeAndGo(i int) weak.Pointer[storageCache] {
 	return weak.Make(s.storageCache)
 }
 
-// nothingLeft checks that a registry is as if the kinds had never been there.
+// nothingLeft checks that nothing of the dropped kinds remains in the registry.
 func (e *env) nothingLeft(caches []weak.Pointer[storageCache], goroutines int) {
 	e.t.Helper()
 	storages, kinds := len(e.kinds.Table().Stored()), 0

@@ -15,7 +15,8 @@ import (
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
-// epitaph counts the Nodes of a name that have gone, and has none while one is there.
+// epitaph counts deleted Nodes per name in a companion object, which exists only while the Node
+// does not.
 func epitaph(obj api.Object, made bool, _ time.Time) []api.Companion {
 	return []api.Companion{{Object: secretOf(obj.GetName()), Next: func(stored api.Object) api.Object {
 		if made {
@@ -42,7 +43,7 @@ func (e *env) epitaphOf(node string) (*corev1.Secret, error) {
 	return o.(*corev1.Secret), nil
 }
 
-// However an object goes, its companion changes in the same commit; so it does when one is made.
+// However an object is created or deleted, its companion changes in the same commit.
 func TestCompanions(t *testing.T) {
 	mem := storetest.NewMemory()
 	e := runEnv(t, mem, New(mem, kinds.All(), WithCompanions(&corev1.Node{}, epitaph)))
@@ -74,7 +75,7 @@ func TestCompanions(t *testing.T) {
 		},
 	}
 	for name, gone := range remove {
-		for round := range 2 { // the second time the companion is there, and goes when the Node is made
+		for round := range 2 { // in the second round, the companion exists and is deleted by the Node's creation
 			n := node("n-" + name)
 			if name == "finalizer" {
 				n.Finalizers = []string{"example.com/a"}
@@ -104,7 +105,7 @@ func TestCompanions(t *testing.T) {
 	}
 }
 
-// A Node that cannot be read has companions as well, by its name.
+// A Node that cannot be decoded has companions as well, by its name.
 func TestCompanionsOfTheUnreadable(t *testing.T) {
 	mem := storetest.NewMemory()
 	key := root + "nodes/broken"

@@ -57,7 +57,7 @@ func TestFinalizersHoldADeletedObject(t *testing.T) {
 	if _, gone := e.delete(cm, metav1.DeleteOptions{}); gone || e.store.Applied() != before {
 		t.Fatal("a second delete did something")
 	}
-	// A client's update neither revives it nor moves the timestamp.
+	// A client's update neither reverts the deletion nor changes its timestamp.
 	back := marked.DeepCopyObject().(*corev1.ConfigMap)
 	back.DeletionTimestamp, back.Data["k"] = nil, "w"
 	if got := e.update(back, ""); !got.GetDeletionTimestamp().Equal(marked.GetDeletionTimestamp()) {
@@ -82,7 +82,7 @@ func TestFinalizersHoldADeletedObject(t *testing.T) {
 	}
 }
 
-// F71: how dependents are treated is left to the garbage collector, by finalizers.
+// F71: dependents are handled by the garbage collector, according to finalizers.
 func TestPropagationPolicies(t *testing.T) {
 	for name, c := range map[string]struct {
 		have  []string
@@ -112,7 +112,7 @@ func TestPropagationPolicies(t *testing.T) {
 	if _, gone := e.delete(configMap("default", "a"), policy(metav1.DeletePropagationForeground)); gone {
 		t.Fatal("gone before the garbage collector")
 	}
-	// The user changes their mind: what is left to wait for is nothing.
+	// With another policy in a second delete, no finalizer is left to wait for.
 	if _, gone := e.delete(configMap("default", "a"), policy(metav1.DeletePropagationBackground)); !gone {
 		t.Fatal("still there")
 	}

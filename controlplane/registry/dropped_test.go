@@ -17,11 +17,11 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// gated is a pod specification with fields whose feature gates are off.
+// gated is a pod specification with fields of disabled feature gates.
 const gated = `{evictionResponders: [{name: example.com/a}], volumes: [{name: v, emptyDir: {mode: 511}}],
   containers: [{name: main, image: a, volumeMounts: [{name: v, mountPath: /v, bindMountOptions: [noexec]}]}]}`
 
-// gatedNames are the names of the fields of gated that are dropped.
+// gatedNames are the names of the dropped fields in gated.
 var gatedNames = []string{"evictionResponders", `"mode"`, "f:mode", "bindMountOptions"}
 
 func gatedSpec(t *testing.T) (spec corev1.PodSpec) {
@@ -52,8 +52,8 @@ func checkDropped(t *testing.T, what string, obj api.Object) {
 	}
 }
 
-// Fields whose feature gate is off are removed from pods and from the templates of all kinds, before they are stored and
-// before a manager comes to own them.
+// Fields of disabled feature gates are removed from pods and the pod templates of all kinds, before
+// they are stored and before a manager owns them.
 func TestFieldsOfDisabledGatesAreDropped(t *testing.T) { // F45
 	e := newEnv(t)
 	plain := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: "default", Name: name} }
@@ -128,7 +128,7 @@ func patchOf(t *testing.T, d *appsv1.Deployment) string {
 	return string(data)
 }
 
-// What mutating admission adds is dropped as well.
+// Fields of disabled gates that mutating admission adds are dropped as well.
 func TestFieldsOfDisabledGatesAreDroppedAfterAdmission(t *testing.T) { // F45
 	e := newEnv(t)
 	e.admit = Stages{Validating: KindRules, Mutating: func(_ context.Context, a *api.Attempt) error {
@@ -139,8 +139,8 @@ func TestFieldsOfDisabledGatesAreDroppedAfterAdmission(t *testing.T) { // F45
 	checkDropped(t, "update", e.update(deployment("d", 2), ""))
 }
 
-// An object that was stored with a field keeps the field and may get more fields of the same gate; fields of other gates are
-// dropped.
+// An object stored with a field of a disabled gate keeps the field and may get more fields of that
+// gate. Fields of other gates are dropped.
 func TestStoredFieldsOfDisabledGatesStay(t *testing.T) { // F45
 	e := newEnv(t)
 	stored := deployment("d", 1)

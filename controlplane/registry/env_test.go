@@ -34,13 +34,13 @@ func newEnv(t testing.TB, opts ...Option) *env {
 	return startEnv(t, store, store, opts...)
 }
 
-// startEnv runs a registry over s, which is or wraps mem.
+// startEnv runs a registry over s, which is mem or a wrapper of it.
 func startEnv(t testing.TB, mem *storetest.Memory, s raftstore.Store, opts ...Option) *env {
 	t.Helper()
 	return runEnv(t, mem, New(s, kinds.All(), opts...))
 }
 
-// startEnvWith runs a registry with a table of kinds of its own.
+// startEnvWith runs a registry with its own table of kinds.
 func startEnvWith(t testing.TB, mem *storetest.Memory, table *api.Kinds) *env {
 	t.Helper()
 	return runEnv(t, mem, New(mem, table))
@@ -63,7 +63,7 @@ func runEnv(t testing.TB, mem *storetest.Memory, r *Registry) *env {
 		user: api.User{Name: "alice", Groups: []string{api.GroupMasters}}}
 }
 
-// request starts a call on the kind of obj.
+// request returns a request for the kind of obj.
 func (e *env) request(verb api.Verb, obj api.Object) *api.Request {
 	e.t.Helper()
 	k := e.kinds.ByType(obj)
@@ -168,7 +168,7 @@ func (e *env) next(w *Watcher) watch.Event {
 	return ev
 }
 
-// show writes an event as "ADDED a@7".
+// show formats an event as "ADDED a@7".
 func show(ev watch.Event) string {
 	if s, ok := ev.Object.(*metav1.Status); ok {
 		return fmt.Sprintf("%s %d %s", ev.Type, s.Code, s.Reason)

@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// P21: a change that a thousand watchers see is encoded once for each
-// representation, whoever of them asks first, also when it is history by then.
+// P21: a change is encoded once per representation for a thousand watchers, whichever of them is
+// first, also from the history.
 func TestThousandWatchersShareOneEncoding(t *testing.T) {
 	const watchers = 1000
 	e := newEnv(t)
@@ -20,7 +20,7 @@ func TestThousandWatchersShareOneEncoding(t *testing.T) {
 	e.update(configMap("default", "a", "k", "2"), "")
 	e.delete(configMap("default", "a"), metav1.DeleteOptions{})
 	for _, change := range []string{"creation", "update", "deletion"} {
-		// Bytes of their own are an encoding of their own.
+		// A different backing array means a different encoding.
 		made := make(map[*byte]bool)
 		for _, w := range all {
 			obj := e.next(w).Object

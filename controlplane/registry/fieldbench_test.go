@@ -9,7 +9,8 @@ import (
 	"keelson.dev/keelson/internal/memory/memtest"
 )
 
-// BenchmarkFieldForm is what each way to store managedFields costs: the stored bytes of a pod, one way and back.
+// BenchmarkFieldForm measures the forms of stored managedFields: the stored bytes of a pod,
+// encoding and decoding.
 func BenchmarkFieldForm(b *testing.B) {
 	e := newEnv(b)
 	made := e.create(pod("default", "p"))
@@ -37,8 +38,8 @@ func BenchmarkFieldForm(b *testing.B) {
 	})
 }
 
-// BenchmarkPodsInCache is what 10,000 pods of one shape, made by a user, take of live heap and in the store, and how long
-// one is on its way from the store into the cache.
+// BenchmarkPodsInCache measures the live heap and store size of 10,000 equal pods that a user
+// created, and the time from the store to the cache per pod.
 func BenchmarkPodsInCache(b *testing.B) {
 	const pods = 10_000
 	for _, short := range []bool{false, true} {

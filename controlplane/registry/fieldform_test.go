@@ -23,7 +23,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// The names of form 1 are part of a format on disk.
+// The field names of form 1 are part of a disk format and must not change.
 func TestFieldNamesStay(t *testing.T) {
 	sum := sha256.Sum256([]byte(frequentFields + "|" + knownFields + "|" + fieldCodes + "|" + safe + fmt.Sprint(fieldPatterns)))
 	if got := hex.EncodeToString(sum[:8]); got != "f2ddc452918bd63c" {
@@ -52,7 +52,7 @@ func TestFieldForm(t *testing.T) {
 		{`{"k:{\"containerPort\":8080,\"protocol\":\"TCP\"}":{}}`, `"{F8080'"`},
 		{`{"v:\"example.org/a\"":{},"v:7":{},"i:3":{}}`, "\"{Kexample.org/a':v:7':i:3'\""},
 		{`{"k:{\"a\":\"b\",\"c\":1}":{}}`, "\":k:{`a`:`b`,`c`:1}'\""},
-		// What does not fit the form stays as it is.
+		// Names that cannot be encoded in the form are stored as they are.
 		{`{"f:it's":{}}`, ""}, {"{\"f:`\":{}}", ""}, {`{"f:\u003c":{}}`, ""}, {`{"f:<":{}}`, ""}, {`{"f:ü":{}}`, ""},
 		{`{ }`, ""}, {`{"f:a":1}`, ""}, {`{"f:a":{}`, ""}, {`{"f:a":{}}x`, ""}, {``, ""}, {`"x"`, ""}, {`{"f:a":{},}`, ""},
 		{`{"\`, ""}, {strings.Repeat(`{"f:a":`, 100) + `{}` + strings.Repeat(`}`, 100), ""},
@@ -75,7 +75,7 @@ func TestFieldForm(t *testing.T) {
 	}
 }
 
-// Text that nobody wrote in the form is refused, or is some set of bounded size; it ends nothing.
+// Invalid text of the form is rejected, or decodes to a set of bounded size, without a panic.
 func TestHostileFieldForm(t *testing.T) {
 	for _, text := range []string{
 		``, `"`, `x`, `"x`, `")"`, `"("`, `"(a"`, `"(a))"`, `"'a"`, `"{"`, `"{Z'"`, `"{A"`, `"0"`, `"9~"`, "\"'\x00'\"", `"'"'"`, `"'\'"`, "\"\xff\"",
@@ -102,7 +102,7 @@ func FuzzFieldForm(f *testing.F) {
 				t.Fatalf("%q was written as %q and read as %q (%v)", set, packed, back, err)
 			}
 		}
-		// As it stands in a stored object.
+		// As in a stored object.
 		obj := configMap("default", "a")
 		obj.ManagedFields = []metav1.ManagedFieldsEntry{{FieldsType: fieldsKV1, FieldsV1: &metav1.FieldsV1{Raw: text}}}
 		data, err := c.encode(obj)
@@ -123,7 +123,8 @@ func FuzzFieldForm(f *testing.F) {
 	})
 }
 
-// Of random objects of every kind: what their creator owns is what the field manager says, and comes back from the form, and takes less room.
+// For random objects of every kind, the owned fields equal those of the field manager, survive
+// encoding in the form, and take less space.
 func TestFieldFormOfEveryKind(t *testing.T) {
 	r := New(nil, kinds.All())
 	fill := randfill.NewWithSeed(7).NilChance(.4).NumElements(1, 3).MaxDepth(12).Funcs(
@@ -135,7 +136,7 @@ func TestFieldFormOfEveryKind(t *testing.T) {
 			*s = corev1.ResourceName(fmt.Sprint("r", c.Intn(9)))
 		},
 		func(s *corev1.Protocol, c randfill.Continue) { *s = corev1.ProtocolTCP },
-		func(s *flowcontrolv1.FlowSchemaConditionType, c randfill.Continue) { // a key, which is never empty
+		func(s *flowcontrolv1.FlowSchemaConditionType, c randfill.Continue) { // a map key, which is never empty
 			*s = flowcontrolv1.FlowSchemaConditionType(fmt.Sprint("t", c.Intn(1000)))
 		},
 		func(s *flowcontrolv1.PriorityLevelConfigurationConditionType, c randfill.Continue) {

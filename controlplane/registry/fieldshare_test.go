@@ -21,7 +21,7 @@ import (
 
 func shortFields(r *Registry) { WithShortFields(func() bool { return true })(r) }
 
-// storedForms are the fieldsTypes of an object as it lies in the store.
+// storedForms returns the fieldsTypes of an object in the store.
 func (e *env) storedForms(obj api.Object) (out []string) {
 	e.t.Helper()
 	if err := e.catchUp(); err != nil {
@@ -38,7 +38,7 @@ func (e *env) storedForms(obj api.Object) (out []string) {
 	return out
 }
 
-// managedBy is managedFields without the times, and not in their order.
+// managedBy returns managedFields without times, in a fixed order.
 func managedBy(obj api.Object) []metav1.ManagedFieldsEntry {
 	out := append([]metav1.ManagedFieldsEntry(nil), obj.GetManagedFields()...)
 	for i := range out {
@@ -50,8 +50,8 @@ func managedBy(obj api.Object) []metav1.ManagedFieldsEntry {
 	return out
 }
 
-// What is written with and without the short forms is read by each, and rewritten in its own way: a cluster whose
-// replicas do not all write them yet, or not any more, loses nothing.
+// Objects with and without short forms are readable by both kinds of replicas, and rewritten in the
+// writer's form. A cluster with mixed replicas loses no ownership.
 func TestShortFieldsBesideLongOnes(t *testing.T) {
 	long := newEnv(t)
 	short := runEnv(t, long.store, New(long.store, long.kinds, shortFields))
@@ -74,7 +74,7 @@ func TestShortFieldsBesideLongOnes(t *testing.T) {
 				t.Fatalf("%d: %s\nwant %s (%v)", i, e.spelledOut(got), want, err)
 			}
 		}
-		// What changes nothing does not write the other form.
+		// A write without changes does not convert the form.
 		same, err := b.get(p)
 		if err != nil {
 			t.Fatal(err)
@@ -97,7 +97,7 @@ func (e *env) catchUp() error {
 	return err
 }
 
-// spelledOut is the JSON of an object.
+// spelledOut returns the JSON of an object.
 func (e *env) spelledOut(obj api.Object) []byte {
 	e.t.Helper()
 	data, err := e.Encoded(obj, "application/json")
@@ -107,7 +107,8 @@ func (e *env) spelledOut(obj api.Object) []byte {
 	return data
 }
 
-// An entry in a form of a later release, or one that is damaged, is nobody's and is not shown; it stays where it is.
+// A managedFields entry in a later release's form, or a damaged one, owns nothing and is not shown.
+// It remains stored.
 func TestUnknownFieldForms(t *testing.T) {
 	e := newEnv(t, shortFields)
 	p := pod("default", "p")
@@ -146,7 +147,7 @@ func TestUnknownFieldForms(t *testing.T) {
 	}
 }
 
-// A client cannot write our forms: not at creation, not by an update, a patch or through the status.
+// A client cannot write the internal forms: not by create, update, patch or through the status.
 func TestFieldFormsOfClients(t *testing.T) {
 	e := newEnv(t, shortFields)
 	hostile := []metav1.ManagedFieldsEntry{{Manager: "x", Operation: "Update", APIVersion: "v1", FieldsType: "K2",
@@ -187,7 +188,7 @@ func TestFieldFormsOfClients(t *testing.T) {
 	}
 }
 
-// Objects of one shape have one set of fields, and one that nobody has any more is let go.
+// Objects of one shape share one field set, and an unused set is freed.
 func TestSharedFields(t *testing.T) {
 	for _, opts := range [][]Option{nil, {shortFields}} {
 		e := newEnv(t, opts...)
@@ -224,8 +225,8 @@ func TestSharedFields(t *testing.T) {
 	}
 }
 
-// Random objects of every kind, written by several managers in every way: who owns what is the same with the short
-// forms and without, read by get and list.
+// For random objects of every kind and any writes by several managers, get and list show the same
+// ownership with and without the short forms.
 func TestShortFieldsChangeNothing(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

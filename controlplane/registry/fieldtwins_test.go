@@ -17,16 +17,16 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// twins do the same to an object of one kind in several registries, and compare who owns what.
+// twins performs the same operations in several registries and compares field ownership.
 type twins struct {
 	t      *testing.T
 	envs   []*env
 	kind   *api.Kind
 	rand   *rand.Rand
 	fill   *randfill.Filler
-	done   map[string]int // what succeeded
+	done   map[string]int // successful operations
 	there  bool           // the object exists
-	failed error          // the last that did not
+	failed error          // last error
 }
 
 func newTwins(t *testing.T, envs []*env, k *api.Kind, r *rand.Rand) *twins {
@@ -47,7 +47,7 @@ func newTwins(t *testing.T, envs []*env, k *api.Kind, r *rand.Rand) *twins {
 	return tw
 }
 
-// object is a random one, always of the same name.
+// object returns a random object, always with the same name.
 func (tw *twins) object() api.Object {
 	obj := tw.kind.New()
 	if w, ok := obj.(*custom.Object); ok {
@@ -67,7 +67,7 @@ func (tw *twins) object() api.Object {
 
 var ways = []string{"create", "status", "merge", "json", "apply", "applyStatus", "scale", "delete", "update"}
 
-// step does one random thing everywhere and looks at what came of it.
+// step performs one random operation in all registries and compares the results.
 func (tw *twins) step() {
 	tw.t.Helper()
 	obj, manager := tw.object(), fmt.Sprint("m", tw.rand.IntN(3))
@@ -145,7 +145,7 @@ func (tw *twins) do(e *env, way string, obj api.Object, manager, patch string) e
 	return err
 }
 
-// look is who owns what by get, by list and as encoded, which must be one.
+// look returns the ownership by get, by list and as encoded, which must be equal.
 func (tw *twins) look(e *env) string {
 	tw.t.Helper()
 	req := &api.Request{User: e.user, Verb: api.VerbList, Kind: e.kinds.ByGVK(tw.kind.GVK), Pointers: true}
@@ -180,7 +180,7 @@ func (tw *twins) look(e *env) string {
 	return ""
 }
 
-// count adds what was done.
+// count adds the number of successful operations to all.
 func (tw *twins) count(all map[string]int) {
 	for way, n := range tw.done {
 		all[way] += n

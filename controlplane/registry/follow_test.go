@@ -27,7 +27,7 @@ func (e *env) follow(like api.Object) api.Follower {
 	return w.(api.Follower)
 }
 
-// stateOf is what a view shows, by key.
+// stateOf returns the objects of a view by key.
 func stateOf(v api.View) map[string]api.Object {
 	all := map[string]api.Object{}
 	v.Scan("", func(key string, obj api.Object) bool {
@@ -37,8 +37,8 @@ func stateOf(v api.View) map[string]api.Object {
 	return all
 }
 
-// F62, F65: what a follower is told leads from each state to the next, change by change, whenever it looks, also when
-// the history has moved on, is packed, or is lost in a reload.
+// F62, F65: the changes that a follower gets lead from each state to the next, whenever it reads.
+// That also holds if history was dropped, compressed, or lost in a reload.
 func TestFollowerIsToldTheState(t *testing.T) {
 	for name, c := range map[string]struct {
 		with    []Option
@@ -111,7 +111,7 @@ func TestFollowerIsToldTheState(t *testing.T) {
 
 func sameRevision(a, b api.Object) bool { return a.GetResourceVersion() == b.GetResourceVersion() }
 
-// follows applies a change to a state that it must be a change of.
+// follows applies a change to a state and fails if the change does not fit.
 func follows(t *testing.T, model map[string]api.Object, d api.Delta) {
 	t.Helper()
 	was := model[d.Key]
@@ -125,7 +125,8 @@ func follows(t *testing.T, model map[string]api.Object, d api.Delta) {
 	}
 }
 
-// A follower that waits is woken by a change, by the end of its context, and by its own end; it costs no event to others.
+// A waiting follower wakes at a change, at the end of its context, and at its own end. Other
+// followers lose no event.
 func TestFollowerWaits(t *testing.T) {
 	e := newEnv(t)
 	f := e.follow(pod("", ""))
@@ -155,7 +156,7 @@ func TestFollowerWaits(t *testing.T) {
 	if a := <-wait(short); a.err == nil {
 		t.Fatalf("at the end of its context it was told %+v", a)
 	}
-	e.create(pod("a", "q")) // the one that gave up has lost nothing
+	e.create(pod("a", "q")) // the cancelled wait has lost nothing
 	if a := <-wait(within(t, e)); a.err != nil || len(a.changes) != 1 || a.changes[0].Key != "a/q" {
 		t.Fatalf("afterwards %+v", a)
 	}
@@ -166,7 +167,7 @@ func TestFollowerWaits(t *testing.T) {
 	}
 }
 
-// BenchmarkFollow is what one change costs a follower of 10,000 pods.
+// BenchmarkFollow measures one change for a follower of 10,000 pods.
 func BenchmarkFollow(b *testing.B) {
 	e := newEnv(b)
 	for i := range 10_000 {

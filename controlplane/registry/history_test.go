@@ -22,7 +22,7 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// An encoding that was made for a client dies with the version of the object that it is of.
+// A cached encoding is freed with its version of the object.
 func TestEncodingsKeepNoOldVersions(t *testing.T) {
 	e := newEnv(t, WithHistory(1, 1<<20))
 	old := func() weak.Pointer[entry] {
@@ -53,7 +53,7 @@ func TestEncodingsKeepNoOldVersions(t *testing.T) {
 	}
 }
 
-// What happened long ago is forgotten although nothing happens any more.
+// Old history is dropped even if no change happens any more.
 func TestHistoryIsForgottenByAge(t *testing.T) {
 	e := newEnv(t, WithHistoryAge(20*time.Millisecond))
 	first := e.create(configMap("default", "a"))
@@ -74,7 +74,7 @@ func TestHistoryIsForgottenByAge(t *testing.T) {
 		t.Errorf("%d versions and %d bytes of history are left", n, sc.history.bytes)
 	}
 	sc.mu.RUnlock()
-	// Who has seen all of it has lost nothing.
+	// A watch from the newest revision has lost nothing.
 	w := e.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: last.GetResourceVersion()})
 	next := e.update(configMap("default", "a", "n", "2"), "")
 	if got := show(e.next(w)); got != "MODIFIED a@"+next.GetResourceVersion() {
@@ -82,7 +82,7 @@ func TestHistoryIsForgottenByAge(t *testing.T) {
 	}
 }
 
-// The history of all kinds together is bounded: the largest gives way, and a small one stays.
+// The history of all kinds together is bounded: the largest is trimmed, and a small one stays.
 func TestHistoryOfAllKindsIsBounded(t *testing.T) {
 	const limit = 1 << 20
 	e := newEnv(t, WithHistory(16384, limit))
@@ -111,14 +111,14 @@ func TestHistoryOfAllKindsIsBounded(t *testing.T) {
 	}
 }
 
-// podHistory is the storage of pods, and packAll has none of its history decoded.
+// podHistory returns the storage of pods; packAll drops all decoded history.
 func (e *env) podHistory() *storageCache {
 	return e.cache.routes.Load().byKind[e.kinds.ByType(&corev1.Pod{})].storageCache
 }
 
 func (e *env) packAll() { e.podHistory().age(time.Time{}, time.Now().Add(time.Hour)) }
 
-// told reads the events of a watch up to a revision, each with all of its object.
+// told reads the events of a watch up to a revision, including their objects.
 func (e *env) told(w *Watcher, upTo raftstore.Revision) (all []string) {
 	ctx, cancel := context.WithTimeout(e.ctx, time.Minute)
 	defer cancel()
@@ -144,14 +144,14 @@ func (e *env) told(w *Watcher, upTo raftstore.Revision) (all []string) {
 	return all
 }
 
-// F75, P21: what is packed is told as it was, to whoever begins wherever, while it is packed again and again, with
-// and without room to keep what was decoded.
+// F75, P21: compressed history yields the same events, from every start revision, under repeated
+// compression, with and without memory for decoded events.
 func TestPackedHistoryIsToldAsItWas(t *testing.T) {
 	for _, room := range []int64{defaultHistory, 0} {
 		e := newEnv(t)
 		random := rand.New(rand.NewPCG(3, 4))
 		all := selections()
-		begun := revisionOf(t, e.create(configMap("a", "first"))) // 0 would mean the present
+		begun := revisionOf(t, e.create(configMap("a", "first"))) // 0 would mean the present state
 		from := func(s selection, rev raftstore.Revision) *Watcher {
 			s.o.ResourceVersion = formatRevision(rev)
 			return e.watch(pod(s.namespace, ""), s.o)
@@ -163,7 +163,7 @@ func TestPackedHistoryIsToldAsItWas(t *testing.T) {
 		}
 		have := map[string]*corev1.Pod{}
 		revisions := []raftstore.Revision{begun}
-		before := make([][]int, len(all)) // events before each of the revisions
+		before := make([][]int, len(all)) // number of events before each revision
 		for step := range 150 {
 			changeSomePod(e, random, have, step)
 			at := e.store.Applied()
@@ -178,7 +178,7 @@ func TestPackedHistoryIsToldAsItWas(t *testing.T) {
 		}
 		last := revisions[len(revisions)-1]
 		if room == 0 {
-			e.cache.live.Add(1 << 40) // as if others had taken it all
+			e.cache.live.Add(1 << 40) // as if others used the whole budget
 		}
 		e.packAll()
 		if sc := e.podHistory(); sc.history.live != 0 {
@@ -219,7 +219,7 @@ func TestPackedHistoryIsToldAsItWas(t *testing.T) {
 	}
 }
 
-// Watches that begin in the past, one after the other at all of it, keep no more than there is room for.
+// Successive watches from the past keep no more decoded history than the budget allows.
 func TestWatchesOfThePastAreBounded(t *testing.T) {
 	const limit = 2 << 20
 	e := newEnv(t, WithHistory(0, limit))
@@ -249,21 +249,21 @@ func TestWatchesOfThePastAreBounded(t *testing.T) {
 	runtime.KeepAlive(watches)
 }
 
-// A packed event takes what it is counted for: 75 seconds of a busy cluster, 800 changes of pods a second, fit in the
-// history of a replica with 4 GiB.
+// The size estimate of a compressed event is right: 75 seconds of 800 pod changes per second fit in
+// the history of a replica with 4 GiB.
 func TestHistoryCoversChurn(t *testing.T) {
 	const pods, changes = 100, 20
 	e := newEnv(t, WithHistory(0, 1<<40), WithHistoryAge(time.Hour))
 	heap := func() int64 {
 		var s runtime.MemStats
 		runtime.GC()
-		runtime.GC() // what pools held, too
+		runtime.GC() // frees the contents of pools, too
 		runtime.ReadMemStats(&s)
 		return int64(s.HeapAlloc)
 	}
 	for i := range pods {
 		p := pod("default", fmt.Sprint("p", i))
-		p.Annotations = map[string]string{"what": strings.Repeat("x", 1_500)} // a pod with its status is as long as this
+		p.Annotations = map[string]string{"what": strings.Repeat("x", 1_500)} // the typical size of a pod with its status
 		for n := range changes {
 			p = p.DeepCopy()
 			if p.Labels = map[string]string{"n": fmt.Sprint(n)}; n == 0 {
@@ -303,7 +303,7 @@ func revisionOf(t testing.TB, obj metav1.Object) raftstore.Revision {
 	return raftstore.Revision(n)
 }
 
-// within is a time that is long enough for anything.
+// within returns a context with a timeout that no test should reach.
 func within(t testing.TB, e *env) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(e.ctx, time.Minute)
@@ -311,8 +311,8 @@ func within(t testing.TB, e *env) context.Context {
 	return ctx
 }
 
-// BenchmarkResume is what a watch costs that begins before 10,000 changes of pods of 1,000 nodes, of which it wants those
-// of one node, or all.
+// BenchmarkResume measures a watch that starts before 10,000 changes of pods on 1,000 nodes, for
+// one node or for all.
 func BenchmarkResume(b *testing.B) {
 	e := newEnv(b)
 	begun := e.create(configMap("default", "first"))

@@ -23,7 +23,8 @@ func joined(n int, item func(i int) string) string {
 	return strings.Join(items, ",")
 }
 
-// Any patch of at most 3 MiB ends, refused or not, within seconds and allocates memory in proportion to its size.
+// Any patch of at most 3 MiB ends within seconds, rejected or not, with memory in proportion to its
+// size.
 func TestHostilePatches(t *testing.T) {
 	e := newEnv(t)
 	text := strings.Repeat("x", 1<<20)
@@ -109,14 +110,14 @@ func TestHostilePatches(t *testing.T) {
 			if grown > 32<<20+256*uint64(len(c.patch)) {
 				t.Errorf("it allocated %d MiB", grown>>20)
 			}
-			if took > 10*time.Second { // a second on a machine that does nothing else
+			if took > 10*time.Second { // a second on an idle machine
 				t.Errorf("it took %v", took)
 			}
 		})
 	}
 }
 
-// A patch of a client that has left is not applied.
+// A patch is not applied if its client has disconnected.
 func TestPatchStopsWithItsClient(t *testing.T) {
 	e := newEnv(t)
 	e.create(configMap("default", "a", "k", "v"))

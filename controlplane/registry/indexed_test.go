@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// selection is what a list or a watch asks for, and the same said again without the registry.
+// selection is the selector of a list or watch, with an independent predicate for the same objects.
 type selection struct {
 	namespace string
 	o         metav1.ListOptions
@@ -39,7 +39,7 @@ func (s selection) wants(p *corev1.Pod) bool {
 		f.Matches(fields.Set{"metadata.name": p.Name, "metadata.namespace": p.Namespace, "spec.nodeName": p.Spec.NodeName})
 }
 
-// selections are of every kind of crowd, and of what belongs to none.
+// selections returns selections by every index, and some without an index.
 func selections() (all []selection) {
 	for _, namespace := range []string{"", "a", "b"} {
 		for _, f := range []string{"", "spec.nodeName=n1", "spec.nodeName=", "spec.nodeName=absent", "spec.nodeName!=n1", "metadata.name=p3",
@@ -52,18 +52,18 @@ func selections() (all []selection) {
 	return all
 }
 
-// Lists and watches by index are what those are that look at everything, whatever happens to the objects.
+// Lists and watches by index give the same results as full scans, for any sequence of changes.
 func TestIndexIsThatOfAllObjects(t *testing.T) {
 	e := newEnv(t)
 	random := rand.New(rand.NewPCG(1, 2))
 	all := selections()
 	begun := formatRevision(e.store.Applied())
 	watchers := make([]*Watcher, len(all))
-	shown := make([]map[string]string, len(all)) // by key, the resource version
+	shown := make([]map[string]string, len(all)) // resource version by key
 	for i, s := range all {
 		s.o.ResourceVersion = begun
 		watchers[i], shown[i] = e.watch(pod(s.namespace, ""), s.o), map[string]string{}
-		watchers[i].collect(e.ctx) // to sleep
+		watchers[i].collect(e.ctx) // until it waits
 	}
 	have := map[string]*corev1.Pod{}
 	for step := range 300 {
@@ -73,7 +73,7 @@ func TestIndexIsThatOfAllObjects(t *testing.T) {
 			if was || is {
 				follow(t, e, watchers[i], s, shown[i])
 			}
-			if watchers[i].collect(e.ctx) { // to sleep
+			if watchers[i].collect(e.ctx) { // until it waits
 				t.Fatalf("%s: one change is more than one event", s)
 			}
 			compare(t, e, s, have, shown[i])
@@ -81,7 +81,8 @@ func TestIndexIsThatOfAllObjects(t *testing.T) {
 	}
 }
 
-// changeSomePod creates, changes, binds or deletes one of twelve pods. have is those that there are.
+// changeSomePod creates, changes, binds or deletes one of twelve pods; have holds the existing
+// ones.
 func changeSomePod(e *env, random *rand.Rand, have map[string]*corev1.Pod, step int) (key string, before *corev1.Pod) {
 	namespace, name := []string{"a", "b"}[random.IntN(2)], fmt.Sprintf("p%d", random.IntN(6))
 	key = namespace + "/" + name
@@ -108,7 +109,7 @@ func changeSomePod(e *env, random *rand.Rand, have map[string]*corev1.Pod, step 
 	return key, before
 }
 
-// follow reads the one event that a change must be.
+// follow reads the single event that a change must cause.
 func follow(t *testing.T, e *env, w *Watcher, s selection, shown map[string]string) {
 	t.Helper()
 	ev := e.next(w)
@@ -125,7 +126,7 @@ func follow(t *testing.T, e *env, w *Watcher, s selection, shown map[string]stri
 	}
 }
 
-// compare lists what is selected, whole and in pages, beside what is there and what was watched.
+// compare checks full and paged lists of a selection against the existing and the watched objects.
 func compare(t *testing.T, e *env, s selection, have map[string]*corev1.Pod, watched map[string]string) {
 	t.Helper()
 	want := []string{}
@@ -163,7 +164,8 @@ func compare(t *testing.T, e *env, s selection, have map[string]*corev1.Pod, wat
 	}
 }
 
-// BenchmarkWatchersOfNodes is one change of a pod that is bound to one of 5,000 nodes, each of which watches its own.
+// BenchmarkWatchersOfNodes measures a change of a pod on one of 5,000 nodes with a watch each for
+// its own pods.
 func BenchmarkWatchersOfNodes(b *testing.B) {
 	e := newEnv(b)
 	const nodes = 5000
@@ -172,7 +174,7 @@ func BenchmarkWatchersOfNodes(b *testing.B) {
 		watchers[i] = e.watch(pod("", ""), metav1.ListOptions{FieldSelector: fmt.Sprintf("spec.nodeName=n%d", i), ResourceVersion: formatRevision(e.store.Applied())})
 	}
 	for _, w := range watchers {
-		w.collect(e.ctx) // to sleep
+		w.collect(e.ctx) // until it waits
 	}
 	p := pod("default", "p")
 	p.Spec.NodeName = "n7"
@@ -193,7 +195,7 @@ func BenchmarkWatchersOfNodes(b *testing.B) {
 	}
 }
 
-// BenchmarkListOfNode is LIST of the 10 pods of one node among 10,000.
+// BenchmarkListOfNode measures LIST of the 10 pods of one node among 10,000.
 func BenchmarkListOfNode(b *testing.B) {
 	e := newEnv(b)
 	for i := range 10000 {

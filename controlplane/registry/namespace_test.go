@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// lifecycle is the admission of namespaces: nothing is created in one that is gone or ending.
+// lifecycle returns the namespace admission: no creation in a missing or terminating namespace.
 func lifecycle(e *env) Stages {
 	namespaces := e.kinds.ByType(&corev1.Namespace{})
 	return Stages{Validating: KindRules, Mutating: func(ctx context.Context, a *api.Attempt) error {
@@ -22,7 +22,7 @@ func lifecycle(e *env) Stages {
 			return nil
 		}
 		ns := e.cached(namespaces, a.Namespace)
-		if ns == nil { // the cache may be a moment behind
+		if ns == nil { // the cache may lag behind
 			if _, err := e.fresh(ctx); err != nil {
 				return err
 			}
@@ -39,7 +39,7 @@ func lifecycle(e *env) Stages {
 	}}
 }
 
-// cached is an object as the cache has it; nil when it has none.
+// cached returns an object from the cache, or nil.
 func (e *env) cached(k *api.Kind, key string) api.Object {
 	if entry := e.cache.routes.Load().byKind[k].get(key); entry != nil {
 		return entry.obj
@@ -51,7 +51,8 @@ func namespace(name string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }
 
-// What admission let into a namespace does not come in when the namespace was marked for deletion since.
+// An object that admission has permitted is not created if its namespace was marked for deletion in
+// the meantime.
 func TestCreateLosesAgainstNamespaceDeletion(t *testing.T) {
 	e := newEnv(t)
 	e.create(namespace("a"))
@@ -60,7 +61,7 @@ func TestCreateLosesAgainstNamespaceDeletion(t *testing.T) {
 	e.admit = Stages{Validating: KindRules, Mutating: func(ctx context.Context, a *api.Attempt) error {
 		err := inner.Mutate(ctx, a)
 		if a.Kind.Namespaced {
-			once.Do(func() { // between the decision and the commit
+			once.Do(func() { // between admission and commit
 				if _, _, err := e.tryDelete(namespace("a"), metav1.DeleteOptions{}); err != nil {
 					t.Error(err)
 				}
@@ -76,7 +77,7 @@ func TestCreateLosesAgainstNamespaceDeletion(t *testing.T) {
 	}
 }
 
-// A namespace that changes otherwise meanwhile holds up nobody.
+// Other changes of the namespace do not block a creation.
 func TestCreateBesideNamespaceUpdates(t *testing.T) {
 	e := newEnv(t)
 	e.create(namespace("a"))
@@ -95,7 +96,7 @@ func TestCreateBesideNamespaceUpdates(t *testing.T) {
 	wg.Wait()
 }
 
-// Whenever a namespace was found empty after it was marked for deletion, nothing is in it ever after.
+// A terminating namespace that was found empty stays empty.
 func TestNamespaceFoundEmptyStaysEmpty(t *testing.T) {
 	e := newEnv(t)
 	e.admit = lifecycle(e)

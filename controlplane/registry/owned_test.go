@@ -15,7 +15,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// richPod has lists of every relationship: keyed, set, atomic, with and without defaulted keys.
+// richPod returns a pod with lists of every type: keyed, set, atomic, with and without defaulted
+// keys.
 func richPod() *corev1.Pod {
 	p := pod("default", "rich")
 	p.GenerateName, p.Finalizers = "ri", []string{"example.org/a", "example.org/b"}
@@ -40,7 +41,7 @@ func richPod() *corev1.Pod {
 	return p
 }
 
-// The short cut for new objects gives exactly what the field manager gives.
+// The fast path for new objects gives exactly the result of the field manager.
 func TestOwnedFieldsOfNewObjects(t *testing.T) {
 	r := New(nil, kinds.All())
 	meta := metav1.ObjectMeta{Namespace: "default", Name: "a", UID: "u", Generation: 1, CreationTimestamp: metav1.Unix(1_700_000_000, 0), Labels: map[string]string{"l": "1"}}

@@ -18,7 +18,7 @@ import (
 const webIntent = `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web"},"spec":{"replicas":3,
 "selector":{"matchLabels":{"app":"web"}},"template":{"metadata":{"labels":{"app":"web"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`
 
-// owners are the managers of an object whose fields have a name, with the facet that they wrote.
+// owners returns the managers that own a field, with the subresource that they wrote.
 func owners(obj api.Object, field string) []string {
 	var out []string
 	for _, m := range obj.GetManagedFields() {
@@ -48,7 +48,7 @@ func as(manager string) func(*api.Request) {
 
 func replicas(obj any) int32 { return *obj.(*appsv1.Deployment).Spec.Replicas }
 
-// What a controller scaled stays so when an apply no longer states the number.
+// A replica count set by a controller stays when a later apply no longer contains it.
 func TestScaledByControllerOutlivesApply(t *testing.T) {
 	e := newEnv(t)
 	d := deployment("web", 0)
@@ -68,14 +68,15 @@ func TestScaledByControllerOutlivesApply(t *testing.T) {
 	if who := owners(got.(api.Object), "replicas"); !slices.Equal(who, []string{"autoscaler/scale"}) {
 		t.Errorf("replicas belong to %q", who)
 	}
-	// Who states it again is told of the owner.
+	// An apply with the field again reports the conflict.
 	_, _, err = e.patch(d, types.ApplyPatchType, webIntent)
 	if s := refused(t, err, 409, metav1.StatusReasonConflict); !strings.Contains(s.Message, "autoscaler") {
 		t.Errorf("message %q", s.Message)
 	}
 }
 
-// The subresource scale takes a server-side apply; ownership is that of the object's own field.
+// Subresource scale supports server-side apply; the ownership is recorded for the main object's
+// field.
 func TestApplyToScale(t *testing.T) {
 	e := newEnv(t)
 	d := deployment("web", 0)
@@ -101,14 +102,15 @@ func TestApplyToScale(t *testing.T) {
 		t.Errorf("replicas belong to %q", who)
 	}
 	_, _, err = e.patch(d, types.ApplyPatchType, webIntent, scale)
-	refused(t, err, 400, metav1.StatusReasonBadRequest) // a Deployment is no Scale
+	refused(t, err, 400, metav1.StatusReasonBadRequest) // a Deployment is not a Scale
 	_, _, err = e.patch(d, types.ApplyPatchType, strings.Replace(five, `"replicas"`, `"replica"`, 1), scale)
 	refused(t, err, 400, metav1.StatusReasonBadRequest)
 	_, _, err = e.patch(deployment("none", 0), types.ApplyPatchType, strings.Replace(five, "web", "none", 1), scale)
 	refused(t, err, 404, metav1.StatusReasonNotFound)
 }
 
-// What a write cannot set it does not own: a status through the object, a spec through its status.
+// A write does not own fields that it cannot set: the status in a main write, the spec in a status
+// write.
 func TestNobodyOwnsWhatTheyCannotSet(t *testing.T) {
 	e := newEnv(t)
 	e.user = api.User{Name: "alice"}
@@ -135,7 +137,7 @@ func TestNobodyOwnsWhatTheyCannotSet(t *testing.T) {
 	if who := owners(stored, "paused"); len(who) != 0 || stored.Spec.Paused {
 		t.Errorf("a spec written with the status: %v, owned by %q", stored.Spec.Paused, who)
 	}
-	// A put of the whole object, status and all, takes the status from nobody.
+	// An update of the whole object, including the status, does not change the status's owner.
 	whole := stored.DeepCopy()
 	whole.Status.Replicas, whole.Spec.MinReadySeconds = 9, 4
 	stored = e.update(whole, "").(*appsv1.Deployment)
@@ -144,7 +146,7 @@ func TestNobodyOwnsWhatTheyCannotSet(t *testing.T) {
 	}
 }
 
-// Of every kind: what an apply of the status states and cannot set, it does not own; what it owns is there.
+// For every kind, an apply of the status owns only fields that it can set, and these exist.
 func TestStatusOwnsWhatItSets(t *testing.T) {
 	r := New(nil, kinds.All())
 	for _, k := range r.kinds.All() {

@@ -158,7 +158,7 @@ func TestApplyCreatesOwnsAndConflicts(t *testing.T) {
 	if err != nil || got.(*corev1.ConfigMap).Data["k"] != "w" {
 		t.Fatalf("forced: %v, %v", got, err)
 	}
-	// What a manager no longer states goes away with it.
+	// A field that its manager no longer applies is removed.
 	got, _, err = e.patch(configMap("default", "a"), types.ApplyPatchType, strings.Replace(intent, "  k: v\n", "  x: z\n", 1), as("other", true))
 	if err != nil {
 		t.Fatal(err)
@@ -179,7 +179,8 @@ func TestApplyMeetsFieldsOfAnUpdate(t *testing.T) {
 	refused(t, err, 409, metav1.StatusReasonConflict)
 }
 
-// Objects of Keelson's own parts are not tracked; the first apply still sees what stood there.
+// Objects of built-in components have no field tracking; the first apply still respects their
+// fields.
 func TestApplyToUntrackedObject(t *testing.T) {
 	e := newEnv(t)
 	e.user = api.User{Name: api.UserController}

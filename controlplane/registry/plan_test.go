@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// counted is an admission that lets at most limit config maps be at a time: their number stands in a Secret.
+// counted returns an admission that permits at most limit config maps, counted in a Secret.
 func counted(e *env, limit int) Stages {
 	counter := e.kinds.ByType(&corev1.Secret{})
 	add := func(n int) func(api.Object) (api.Object, error) {
@@ -54,7 +54,7 @@ func used(s *corev1.Secret) int {
 	return n
 }
 
-// agree says how many config maps there are.
+// agree checks that the counter equals the number of config maps, at most most, and returns it.
 func agree(t *testing.T, store raftstore.Store, most int) (now int) {
 	t.Helper()
 	ctx := t.Context()
@@ -71,7 +71,7 @@ func agree(t *testing.T, store raftstore.Store, most int) (now int) {
 	return len(l.Items)
 }
 
-// hammer creates and deletes config maps through all envs at once.
+// hammer concurrently creates and deletes config maps through all envs.
 func hammer(t *testing.T, envs []*env, limit, rounds int, seed uint64) (refusals int64) {
 	var wg sync.WaitGroup
 	var denied atomic.Int64
@@ -84,7 +84,7 @@ func hammer(t *testing.T, envs []*env, limit, rounds int, seed uint64) (refusals
 				for i := range rounds {
 					if len(mine) > 0 && rng.IntN(3) == 0 {
 						last := len(mine) - 1
-						live.Add(-1) // counted down before it goes, and up after it came: live is never too high
+						live.Add(-1) // decremented before the deletion, incremented after the creation: never too high
 						if _, _, err := e.tryDelete(configMap("default", mine[last]), metav1.DeleteOptions{}); err != nil {
 							t.Errorf("delete: %v", err)
 							return
@@ -113,8 +113,8 @@ func hammer(t *testing.T, envs []*env, limit, rounds int, seed uint64) (refusals
 	return denied.Load()
 }
 
-// Whatever many writers do at once, a count in another object, changed in the same commits, is exact and never passes
-// its limit.
+// A counter in another object, changed in the same commits, is exact and never exceeds its limit,
+// for any number of concurrent writers.
 func TestCountsAreExact(t *testing.T) {
 	for _, seed := range []uint64{1, rand.Uint64()} {
 		e := newEnv(t)
@@ -129,7 +129,7 @@ func TestCountsAreExact(t *testing.T) {
 	}
 }
 
-// So it is through three replicas.
+// The same with three replicas.
 func TestCountsAreExactOnAllReplicas(t *testing.T) {
 	c, byName := replicated(t)
 	var envs []*env
@@ -149,7 +149,8 @@ func TestCountsAreExactOnAllReplicas(t *testing.T) {
 	}
 }
 
-// What a change refuses is judged by the newest state: a replica that is behind refuses nobody wrongly.
+// Whether a change is rejected depends on the newest state: a replica that lags behind rejects no
+// valid request.
 func TestChangesAreJudgedByTheNewestState(t *testing.T) {
 	c, byName := replicated(t)
 	names := c.Names()
@@ -171,7 +172,7 @@ func TestChangesAreJudgedByTheNewestState(t *testing.T) {
 	}
 }
 
-// In a dry run changes are asked and nothing is written.
+// In a dry run, changes are evaluated and nothing is written.
 func TestChangesInADryRun(t *testing.T) {
 	e := newEnv(t)
 	e.admit = counted(e, 1)
@@ -192,7 +193,7 @@ func TestChangesInADryRun(t *testing.T) {
 	}
 }
 
-// What may become of several changes and checks of the same objects.
+// The possible results of several changes and checks of the same objects in one attempt.
 func TestChangesOfOneAttempt(t *testing.T) {
 	e := newEnv(t)
 	secrets := e.kinds.ByType(&corev1.Secret{})
@@ -213,14 +214,14 @@ func TestChangesOfOneAttempt(t *testing.T) {
 	absent := api.Check{Ref: ref}
 	for i, c := range []struct {
 		ask  func(a *api.Attempt)
-		want string // of the counter; "-" = there is none
-		code int32  // of the refusal
+		want string // expected counter; "-" = it does not exist
+		code int32  // expected status code
 	}{
 		{func(a *api.Attempt) { a.Require(absent) }, "-", 0},
 		{func(a *api.Attempt) { a.Write(append1("a")); a.Write(append1("b")) }, "ab", 0},
 		{func(a *api.Attempt) { a.Write(leave) }, "ab", 0},
 		{func(a *api.Attempt) { a.Write(append1("c")); a.Write(leave) }, "abc", 0},
-		{func(a *api.Attempt) { a.Require(absent) }, "abc", 409}, // it is repeated, and in the end refused
+		{func(a *api.Attempt) { a.Require(absent) }, "abc", 409}, // retried, and rejected in the end
 		{func(a *api.Attempt) { a.Write(fail) }, "abc", 500},
 		{func(a *api.Attempt) {
 			a.Write(api.Change{Ref: api.Ref{Kind: a.Kind, Namespace: "default", Name: a.Name}, Next: gone.Next})
@@ -248,8 +249,8 @@ func TestChangesOfOneAttempt(t *testing.T) {
 	}
 }
 
-// Objects of a kind are committed only while the object that defines it is there. It goes while many write; whatever
-// was stored was stored before.
+// Objects of a kind are committed only while the object that defines the kind exists. It is deleted
+// during many writes; all stored objects were stored before the deletion.
 func TestNothingIsStoredAfterTheKindIsGone(t *testing.T) {
 	e := newEnv(t)
 	for round := range 8 {
@@ -307,7 +308,7 @@ func TestNothingIsStoredAfterTheKindIsGone(t *testing.T) {
 	}
 }
 
-// A kind that is dropped while a write of it is in admission gets nothing stored any more.
+// A write that is in admission when its kind is dropped stores nothing.
 func TestAWriteInAdmissionWhenItsKindIsDropped(t *testing.T) {
 	e := newEnv(t)
 	for _, verb := range []api.Verb{api.VerbCreate, api.VerbUpdate, api.VerbDelete} {

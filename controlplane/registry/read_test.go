@@ -76,13 +76,13 @@ func TestTypedListIsKubernetesList(t *testing.T) {
 	}
 }
 
-// Pages show one snapshot, whatever is written in between.
+// All pages of a list show one snapshot, whatever is written in between.
 func TestPagesAreOneSnapshot(t *testing.T) {
 	for _, selective := range []bool{false, true} {
 		e := newEnv(t)
 		for i := range 25 {
 			cm := configMap("default", fmt.Sprintf("c%02d", i))
-			cm.Labels = map[string]string{"wanted": fmt.Sprint(i%3 != 0)} // not as many in each page of the store
+			cm.Labels = map[string]string{"wanted": fmt.Sprint(i%3 != 0)} // a different number in each page of the store
 			e.create(cm)
 		}
 		o := metav1.ListOptions{Limit: 4}
@@ -114,7 +114,7 @@ func TestPagesAreOneSnapshot(t *testing.T) {
 				break
 			}
 			o.Continue = l.Continue
-			// Deletions before and behind the place, and a newcomer.
+			// Deletions before and after the continue position, and a new object.
 			e.delete(configMap("default", fmt.Sprintf("c%02d", page)), metav1.DeleteOptions{})
 			e.delete(configMap("default", fmt.Sprintf("c%02d", 24-page)), metav1.DeleteOptions{})
 			e.create(configMap("default", fmt.Sprintf("c%02d-new", page+10)))
@@ -160,7 +160,8 @@ func TestResourceVersionMatch(t *testing.T) {
 	if err != nil || names(l) != "default/a" || l.ResourceVersion != a.GetResourceVersion() {
 		t.Fatalf("exactly at the first: %v, %v", l, err)
 	}
-	// What follows may be answered from any state since: a list of now makes the cache show the second.
+	// Later reads may be from any newer state: a consistent list makes the cache show the second
+	// object.
 	if l, err := e.list(configMap("default", ""), metav1.ListOptions{}); err != nil || len(l.Items) != 2 {
 		t.Fatalf("now: %v, %v", l, err)
 	}
@@ -183,7 +184,8 @@ func TestResourceVersionMatch(t *testing.T) {
 	refused(t, err, 400, metav1.StatusReasonBadRequest)
 }
 
-// F46: what the cache shows never goes back in time, and includes what this caller was answered.
+// F46: reads from the cache never go back in time, and include every write that was acknowledged to
+// this caller.
 func TestReadsNeverGoBack(t *testing.T) {
 	e := newEnv(t)
 	e.create(configMap("default", "a", "n", "0"))
@@ -257,10 +259,10 @@ func FuzzDecodeStored(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What can be read can be stored and read again, the same.
+		// Every decodable object can be stored and decoded again unchanged.
 		once, err := c.encode(obj)
 		if err != nil {
-			return // strings that are not UTF-8 are read but not written
+			return // invalid UTF-8 is readable, but not writable
 		}
 		again, _, err := c.decode(once)
 		if err != nil {

@@ -27,7 +27,7 @@ func replicated(t testing.TB) (*storetest.Cluster, map[string]*env) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			_ = r.Run(ctx) // a killed replica's registry ends with ErrClosed
+			_ = r.Run(ctx) // the registry of a killed replica ends with ErrClosed
 		}()
 		t.Cleanup(func() { cancel(); <-ended })
 		<-r.Ready()
@@ -36,7 +36,8 @@ func replicated(t testing.TB) (*storetest.Cluster, map[string]*env) {
 	return c, envs
 }
 
-// F46: what one replica has acknowledged every replica shows; a stale update is refused on all.
+// F46: every replica shows a write that one replica has acknowledged; all reject an outdated
+// update.
 func TestReplicasAgree(t *testing.T) {
 	c, envs := replicated(t)
 	names := c.Names()
@@ -57,15 +58,15 @@ func TestReplicasAgree(t *testing.T) {
 	}
 }
 
-// F48 F75: writes through the survivors go on across the leader's death, and a
-// watcher that moves to another replica sees every one of them exactly once.
+// F48 F75: after the leader's death, writes through the other replicas continue. A watcher that
+// moves to another replica sees every write exactly once.
 func TestWatchMovesToAnotherReplica(t *testing.T) {
 	c, envs := replicated(t)
 	leader, followers := c.Leader(), c.Followers()
 	through, second := envs[followers[0]], envs[followers[1]]
 	w := envs[leader].watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: formatRevision(c.Replica(leader).Applied())})
 	const writes = 60
-	moves := make(chan struct{}) // closed when the watcher has seen enough at the leader
+	moves := make(chan struct{}) // closed when the watcher has received enough events from the leader
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for i := range writes {

@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// reservingEnv has services that hold what their annotations of the test say:
-// the kind's own rules belong to its own tests.
+// reservingEnv returns a registry in which services reserve the values in their test annotations.
+// The kind's own rules are tested elsewhere.
 func reservingEnv(t *testing.T) *env {
 	e := newEnv(t)
 	k := *e.kinds.ByType(&corev1.Service{})
@@ -102,8 +102,8 @@ func TestReservationsFollowTheObject(t *testing.T) {
 	refused(t, err, 422, metav1.StatusReasonInvalid)
 }
 
-// Many writers that allocate from a small range at once get different values, and
-// admission runs again for those who lost a race.
+// Concurrent allocations from a small range get different values. Admission runs again for requests
+// that lose a race.
 func TestAllocationRace(t *testing.T) {
 	e := reservingEnv(t)
 	cidr := netip.MustParsePrefix("10.96.0.0/26") // 61 usable addresses
@@ -201,7 +201,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// A value that an object has without holding it, stored before it was reserved, is not taken from who got it since.
+// A value that an object contains without a reservation, stored before reservations existed, is not
+// released from its later holder.
 func TestReservationOfAnotherIsNotReleased(t *testing.T) {
 	e := reservingEnv(t)
 	old := service("old", "", 30001)

@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// Whatever a selector says, it is read or refused with a 400, and its terms are bounded.
+// Any selector is either parsed, with a bounded number of terms, or rejected with 400.
 func FuzzSelector(f *testing.F) {
 	f.Add("a=b,c!=d,e in (f, g),!h", "metadata.name=x,spec.nodeName!=y")
 	f.Add("a in (", "spec.nodeName==")

@@ -17,8 +17,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Watches that do not read, each begun at another version of the same large object, keep none of these versions alive:
-// what the history has let go is let go by them too. What they are told, when they read, is to list again.
+// Watches that are not read, each from another version of a large object, do not keep these
+// versions in memory after the history has dropped them. A later read returns Expired.
 func TestWatchesThatDoNotReadKeepNothing(t *testing.T) {
 	const history, versions = 8, 120
 	e := newEnv(t, WithHistory(history, 1<<40))
@@ -33,7 +33,7 @@ func TestWatchesThatDoNotReadKeepNothing(t *testing.T) {
 		taken := e.next(w)
 		lost := make(chan struct{})
 		w.WhenLost(func() { close(lost) })
-		go func() { // as one who writes to a client that reads nothing
+		go func() { // simulates the writer for a client that does not read
 			select {
 			case <-lost:
 			case <-e.ctx.Done():
@@ -78,7 +78,7 @@ func TestWatchesThatDoNotReadKeepNothing(t *testing.T) {
 	runtime.KeepAlive(stuck)
 }
 
-// A change that takes an object out of many selectors is one object for all of them.
+// A change that removes an object from many selections uses one object for all of them.
 func TestLeavingObjectsAreShared(t *testing.T) {
 	e := newEnv(t)
 	cm := configMap("default", "a")

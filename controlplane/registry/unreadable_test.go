@@ -17,8 +17,8 @@ import (
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
-// garbage are values that are no object: no envelope, an envelope of another
-// kind, a message cut short, JSON of the wrong type, an object of another name.
+// garbage returns invalid values: no envelope, another kind, a truncated message, JSON of the wrong
+// type, and another object's name.
 func garbage(t testing.TB, e *env) map[string][]byte {
 	t.Helper()
 	other, err := newCodec(e.kinds.ByType(pod("a", "b")).Storage).encode(pod("a", "b"))
@@ -35,7 +35,7 @@ func garbage(t testing.TB, e *env) map[string][]byte {
 	}
 }
 
-// put writes past the registry and waits until the cache has seen it.
+// put writes directly to the store and waits for the cache.
 func (e *env) put(ops ...raftstore.Op) raftstore.Revision {
 	e.t.Helper()
 	rev, err := e.store.Commit(e.ctx, raftstore.Commit{Ops: ops})
@@ -50,7 +50,7 @@ func (e *env) put(ops ...raftstore.Op) raftstore.Revision {
 	return rev
 }
 
-// settle waits until the cache has everything that was written.
+// settle waits until the cache has all writes.
 func (e *env) settle() {
 	e.t.Helper()
 	if _, err := e.fresh(e.ctx); err != nil {
@@ -58,8 +58,8 @@ func (e *env) settle() {
 	}
 }
 
-// An object that cannot be decoded is shown as such, can be deleted, and harms
-// nothing else: not while it is written, not when a replica starts on it.
+// An undecodable object is listed as such and can be deleted. It affects nothing else, neither when
+// it is written nor at the start of a replica.
 func TestUndecodableObjects(t *testing.T) {
 	for _, when := range []string{"written while running", "there at the start"} {
 		for name, value := range garbage(t, newEnv(t)) {
@@ -135,7 +135,8 @@ func checkUndecodable(t *testing.T, e *env, name, key string, w *Watcher) {
 	}
 }
 
-// What becomes unreadable is gone for watchers as it is for lists, once, and comes back when it is mended.
+// An object that becomes undecodable is removed once, for watches and lists, and reappears when its
+// value is repaired.
 func TestObjectBecomesUndecodable(t *testing.T) {
 	e := newEnv(t)
 	w := e.watch(configMap("default", ""), metav1.ListOptions{})
@@ -158,7 +159,8 @@ func TestObjectBecomesUndecodable(t *testing.T) {
 	if all := e.Unreadable(); len(all) != 0 {
 		t.Errorf("unreadable are still %+v", all)
 	}
-	// A broken value and what mends it in one batch, and a deletion of what was never readable.
+	// An invalid value and its repair in one batch, and the deletion of an object that was never
+	// decodable.
 	e.put(raftstore.Put(key, []byte("broken")), raftstore.Put(root+"configmaps/default/b", []byte("broken")))
 	e.put(raftstore.Delete(root + "configmaps/default/b"))
 	if all := e.Unreadable(); len(all) != 1 {
@@ -166,7 +168,7 @@ func TestObjectBecomesUndecodable(t *testing.T) {
 	}
 }
 
-// Emptying a namespace removes what cannot be read in it; a selector selects nothing of that.
+// DeleteCollection in a namespace also deletes undecodable objects, unless it has a selector.
 func TestDeleteCollectionOfUndecodable(t *testing.T) {
 	e := newEnv(t)
 	e.create(configMap("default", "a"))
@@ -189,7 +191,7 @@ func TestDeleteCollectionOfUndecodable(t *testing.T) {
 	}
 }
 
-// A service that cannot be read gives its address back when it is deleted.
+// The deletion of an undecodable Service releases its address.
 func TestUndecodableServiceReleasesItsAddress(t *testing.T) {
 	e := newEnv(t)
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{

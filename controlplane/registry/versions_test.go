@@ -25,7 +25,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// An event is one object, whichever of its two groups it is made, read, watched or deleted in.
+// An Event is one object in both of its API groups: either may be used to create, read, watch or
+// delete it.
 func TestEventsOfBothGroups(t *testing.T) {
 	e := newEnv(t)
 	core := &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "old"}, Reason: "Why", Message: "said", Type: "Normal",
@@ -77,7 +78,7 @@ func TestEventsOfBothGroups(t *testing.T) {
 	}
 }
 
-// Encodings are kept by version and by media type.
+// Encodings are cached by version and media type.
 func TestEncodingsOfVersions(t *testing.T) {
 	e := newEnv(t)
 	e.create(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}, Message: "said",
@@ -104,7 +105,7 @@ func TestEncodingsOfVersions(t *testing.T) {
 	}
 }
 
-// renamed are widgets whose size has another name in v2.
+// renamed returns a conversion of widgets with another name of the size field in v2.
 func renamed(from, to, version string) func(api.Object) (api.Object, error) {
 	return func(o api.Object) (api.Object, error) {
 		out := o.(*custom.Object).DeepCopy()
@@ -122,7 +123,8 @@ func renamed(from, to, version string) func(api.Object) (api.Object, error) {
 	}
 }
 
-// widgetVersions are two served versions, of which hub is stored; what is stored as the other is read as it is.
+// widgetVersions returns two served versions, of which hub is the storage version. Stored objects
+// of both are readable.
 func widgetVersions(hub, other string) (kinds [2]*api.Kind) {
 	s := custom.NewStorage(widgets, hub, other)
 	names := map[string]string{"v1": "size", "v2": "width"}
@@ -144,8 +146,9 @@ func inSpec(t *testing.T, o k8sruntime.Object, name string) any {
 	return o.(*custom.Object).Content["spec"].(map[string]any)[name]
 }
 
-// Objects stored in an older version are read, listed, watched and changed in every served one; when they are written
-// they are stored as the new hub. Where a conversion fails, that object alone cannot be read in that version.
+// Objects stored in an older version are read, listed, watched and changed in every served version;
+// a write converts them to the storage version. If a conversion fails, only that object is
+// unreadable in that version.
 func TestStorageVersionChanges(t *testing.T) {
 	e := newEnv(t)
 	before := widgetVersions("v1", "v2")
@@ -196,7 +199,7 @@ func TestStorageVersionChanges(t *testing.T) {
 	if ev := e.next(w); ev.Type != watch.Modified || inSpec(t, ev.Object, "width") != int64(5) {
 		t.Errorf("the watch says %s: %+v", show(ev), ev.Object)
 	}
-	// A write in any version that changes nothing but the stored version does that.
+	// A write without changes, in any version, updates the stored version only.
 	if _, _, err := e.Registry.Update(e.ctx, replace("b", 2), e.admit); err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +214,8 @@ func TestStorageVersionChanges(t *testing.T) {
 	}
 }
 
-// Whoever had found a kind before it was exchanged for another of its name is told to ask again, not that it is gone.
+// A request with a kind that was replaced by another of the same name gets a retriable error, not
+// NotFound.
 func TestExchangedKindIsNoMissingOne(t *testing.T) {
 	e := newEnv(t)
 	before, after := widgetVersions("v1", "v2"), widgetVersions("v1", "v2")
@@ -222,7 +226,7 @@ func TestExchangedKindIsNoMissingOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask := func(of *api.Kind) error {
-		must[api.Object](t, "get")(e.Registry.Get(e.ctx, e.of(after[0], api.VerbGet, widget("a", 0)))) // the table is followed
+		must[api.Object](t, "get")(e.Registry.Get(e.ctx, e.of(after[0], api.VerbGet, widget("a", 0)))) // the cache follows the table
 		_, err := e.Registry.Get(e.ctx, e.of(of, api.VerbGet, widget("a", 0)))
 		return err
 	}
@@ -252,7 +256,7 @@ func TestExchangedKindIsNoMissingOne(t *testing.T) {
 	}
 }
 
-// storedVersions are those in which the widgets lie in the store, in order.
+// storedVersions returns the versions in which the widgets are stored, in order.
 func (e *env) storedVersions() string {
 	e.t.Helper()
 	l, err := e.store.List(e.ctx, "/registry/example.com/widgets/", raftstore.ListOptions{})
@@ -270,7 +274,7 @@ func (e *env) storedVersions() string {
 	return strings.Join(out, " ")
 }
 
-// Forms in other versions are bounded with the encodings, and never more than there are versions.
+// Objects converted to other versions count in the bound of encodings, at most one per version.
 func TestFormsAreBounded(t *testing.T) {
 	e := newEnv(t)
 	e.create(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}, InvolvedObject: corev1.ObjectReference{Namespace: "default"}})
@@ -299,8 +303,8 @@ func TestFormsAreBounded(t *testing.T) {
 	}
 }
 
-// Who owns a field is known in every version: an apply in one meets the owners of another, and what was applied in one
-// version is taken back in the other.
+// Field ownership holds across versions: an apply in one version conflicts with owners in another,
+// and can remove fields that were applied in another.
 func TestOwnersAcrossVersions(t *testing.T) {
 	e := newEnv(t)
 	kinds := widgetVersions("v1", "v2")

@@ -133,7 +133,7 @@ func TestWatchStartsWithThePresentState(t *testing.T) {
 	}
 }
 
-// F76: a revision whose history is gone is a 410, as an event of the stream.
+// F76: a watch from a revision without history gets a 410 event.
 func TestWatchFromTooOldRevision(t *testing.T) {
 	e := newEnv(t, WithHistory(3, 1<<20))
 	first := e.create(configMap("default", "a", "n", "0"))
@@ -147,7 +147,7 @@ func TestWatchFromTooOldRevision(t *testing.T) {
 	if ev, ok := w.Next(e.ctx); ok {
 		t.Fatalf("the watch went on with %s", show(ev))
 	}
-	list, err := e.list(configMap("default", ""), metav1.ListOptions{}) // the clean relist
+	list, err := e.list(configMap("default", ""), metav1.ListOptions{}) // the new list afterwards
 	if err != nil || len(list.Items) != 1 {
 		t.Fatalf("relist: %v, %v", list, err)
 	}
@@ -158,8 +158,8 @@ func TestWatchFromTooOldRevision(t *testing.T) {
 	}
 }
 
-// F76: a revision that the store has not come to, which is of a time that a restore has taken back, is a 410 as well: a
-// watch from there would swallow all that comes until the store has passed it.
+// F76: a watch from a revision that the store has not reached, for example after a restore, gets
+// 410 as well. Otherwise it would skip all events until the store has passed that revision.
 func TestWatchFromTheFuture(t *testing.T) {
 	e := newEnv(t)
 	e.create(configMap("default", "a", "n", "0"))
@@ -190,7 +190,7 @@ func TestWatchFromTheFuture(t *testing.T) {
 	}
 }
 
-// A watcher that does not read is cut off; it holds up nobody.
+// A watcher that does not read is disconnected and delays no other.
 func TestSlowWatcherIsCutOff(t *testing.T) {
 	e := newEnv(t, WithHistory(8, 1<<20))
 	slow := e.watch(configMap("default", ""), metav1.ListOptions{})
@@ -210,11 +210,11 @@ func TestSlowWatcherIsCutOff(t *testing.T) {
 	}
 }
 
-// F75: the watch delivers exactly the committed history, whatever is cut and resumed.
+// F75: a watch delivers exactly the committed history, across any number of interruptions.
 func TestWatchAcrossReconnectsIsTheHistory(t *testing.T) {
 	e := newEnv(t)
 	const writers, writes = 4, 150
-	// A watch from revision 0 would begin with the state, and not with what led to it.
+	// A watch from revision 0 would start with the present state.
 	start := e.create(configMap("other", "first")).GetResourceVersion()
 	committed := make(chan string, writers*writes)
 	var wg sync.WaitGroup
@@ -298,7 +298,7 @@ func TestBookmarksAndTimeout(t *testing.T) {
 				break
 			}
 			got = append(got, show(ev))
-			if len(got) == 1 { // another kind moves the revision on
+			if len(got) == 1 { // a change of another kind increases the revision
 				e.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s"}})
 			}
 		}
@@ -323,7 +323,7 @@ func TestWatchEndsWithItsContextAndRegistry(t *testing.T) {
 	for range w.ResultChan() {
 		t.Fatal("an event after the end")
 	}
-	w, err = e.Registry.Watch(ctx, req) // with a context that has ended already
+	w, err = e.Registry.Watch(ctx, req) // with a cancelled context
 	if err == nil {
 		for range w.ResultChan() {
 			t.Fatal("an event of a watch that never was")
@@ -342,7 +342,7 @@ func TestEncodedIsSharedByWatchers(t *testing.T) {
 	one := e.watch(configMap("default", ""), metav1.ListOptions{})
 	two := e.watch(configMap("default", ""), metav1.ListOptions{})
 	e.create(configMap("default", "a", "k", "1"))
-	e.update(configMap("default", "a", "k", "2"), "") // the first version is history now
+	e.update(configMap("default", "a", "k", "2"), "") // the first version is now history
 	for _, media := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
 		a, b := e.next(one).Object, e.next(two).Object
 		first, err := e.Encoded(a, media)
@@ -372,13 +372,13 @@ func TestEncodingsAreBounded(t *testing.T) {
 	}
 }
 
-// F75: a watcher finds its place again in the registry of a restarted replica.
+// F75: a watcher can continue on a restarted replica.
 func TestRestartKeepsHistory(t *testing.T) {
 	e := newEnv(t)
 	k := e.kinds.ByType(&corev1.ConfigMap{})
 	codec := e.cache.routes.Load().byKind[k].codec
 	var from raftstore.Revision
-	for i := range replayRevisions + 100 { // straight into the store: the API is not what is tested
+	for i := range replayRevisions + 100 { // written directly to the store: the API is not under test
 		cm := configMap("default", "a", "n", fmt.Sprint(i))
 		value, err := codec.encode(cm)
 		if err != nil {
@@ -404,8 +404,8 @@ func TestRestartKeepsHistory(t *testing.T) {
 	}
 }
 
-// F75: so it does where the store is young, and where it has less history than a starting cache would take; what the
-// store has given up is expired.
+// F75: the same with a young store, and with a store that has less history than a starting cache
+// loads. Dropped history is reported as expired.
 func TestRestartKeepsWhatHistoryThereIs(t *testing.T) {
 	for name, given := range map[string]struct{ compacted, from raftstore.Revision }{
 		"a young store":    {0, 1},
@@ -439,7 +439,7 @@ func TestRestartKeepsWhatHistoryThereIs(t *testing.T) {
 	}
 }
 
-// reopening is a store whose watches can be ended from outside.
+// reopening is a store with watches that a test can end.
 type reopening struct {
 	raftstore.Store
 	mu   sync.Mutex
@@ -460,8 +460,8 @@ func (s *reopening) cut() {
 	s.last.Stop()
 }
 
-// F76: when the store's watch ends the cache resumes; when the history is gone
-// too it loads anew, and watchers are told so.
+// F76: when the store's watch ends, the cache resumes it. If the history is gone, too, the cache
+// reloads, and watchers get Expired.
 func TestCacheSurvivesTheLossOfItsWatch(t *testing.T) {
 	mem := storetest.NewMemory()
 	s := &reopening{Store: mem}
@@ -475,7 +475,7 @@ func TestCacheSurvivesTheLossOfItsWatch(t *testing.T) {
 			t.Fatalf("got %s, want %s", got, want)
 		}
 	}
-	// Behind the cache's back: it cannot watch again before the history is gone.
+	// The lock keeps the cache from watching again before the history is gone.
 	s.mu.Lock()
 	s.last.Stop()
 	cm := configMap("default", "unseen")

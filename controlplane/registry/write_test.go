@@ -19,7 +19,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// F46: a GET sees the write that was answered before it. F47 F49: stored bytes are protobuf below /registry/{type}/{ns}/{name}.
+// F46: a GET sees every write acknowledged before it. F47 F49: stored bytes are protobuf below
+// /registry/{type}/{ns}/{name}.
 func TestCreateStoresProtobufUnderTheObjectsKey(t *testing.T) {
 	e := newEnv(t)
 	made := e.create(configMap("default", "a", "k", "v"))
@@ -94,7 +95,7 @@ func TestGenerateNameRetriesAndGivesUp(t *testing.T) {
 	}
 }
 
-// F124: of two updates from the same state one gets 409 and nothing is lost.
+// F124: of two updates of the same version, one gets 409, and no change is lost.
 func TestStaleUpdateConflicts(t *testing.T) {
 	e := newEnv(t)
 	base := e.create(configMap("default", "a", "n", "0")).DeepCopyObject().(*corev1.ConfigMap)
@@ -115,7 +116,7 @@ func TestStaleUpdateConflicts(t *testing.T) {
 	}
 }
 
-// F124: concurrent read-modify-write counts every increment.
+// F124: concurrent read-modify-write updates lose no increment.
 func TestModifyRetriesConflicts(t *testing.T) {
 	e := newEnv(t)
 	e.create(configMap("default", "a", "n", ""))
@@ -211,7 +212,7 @@ func TestDryRunStoresNothing(t *testing.T) {
 	}
 }
 
-// A deposed leader's writes do not happen, and the error says so.
+// Writes of a deposed leader fail with a specific error and have no effect.
 func TestFencedWrite(t *testing.T) {
 	e := newEnv(t)
 	write := func(name string) error {
@@ -269,7 +270,7 @@ func TestOversizedObject(t *testing.T) {
 	}
 }
 
-// slowStore holds commits back and loses the answer of chosen ones.
+// slowStore delays commits and drops the responses of selected ones.
 type slowStore struct {
 	raftstore.Store
 	lose atomic.Bool
@@ -283,7 +284,7 @@ func (s *slowStore) Commit(ctx context.Context, c raftstore.Commit) (raftstore.R
 	return rev, err
 }
 
-// A write whose outcome is unknown is not made a second time.
+// A write with an unknown result is not repeated.
 func TestUnknownOutcomeIsNotRetried(t *testing.T) {
 	mem := newEnv(t).store
 	s := &slowStore{Store: mem}
