@@ -12,8 +12,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// A node with a Pod Security ceiling runs no pod above it, even if the API has admitted the pod,
-// and reports that in the pod's status.
+// A node with a Pod Security ceiling runs no pod above it, even if the API has admitted the pod.
+// The status reports the reason.
 func TestCeiling(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)

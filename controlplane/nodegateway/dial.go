@@ -11,9 +11,9 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// DialNode implements api.NodeDialer: it opens a TCP connection through the node's agent to an
-// address of the given pod, or of the node itself if pod is empty. The agent refuses other
-// addresses.
+// DialNode implements api.NodeDialer: it opens a TCP connection through the node's agent. The
+// address must be one of the given pod, or of the node itself if pod is empty; the agent refuses
+// others.
 func (s *Server) DialNode(ctx context.Context, node string, pod types.UID, address string, port int32) (net.Conn, error) {
 	// ctx bounds only the dialling; the tunnel outlives it.
 	life, end := context.WithCancel(context.WithoutCancel(ctx))

@@ -38,8 +38,8 @@ func BenchmarkFieldForm(b *testing.B) {
 	})
 }
 
-// BenchmarkPodsInCache measures the live heap and store size of 10,000 equal pods that a user
-// created, and the time from the store to the cache per pod.
+// BenchmarkPodsInCache measures the live heap and store size of 10,000 equal pods created by a
+// user. It also measures the time from the store to the cache per pod.
 func BenchmarkPodsInCache(b *testing.B) {
 	const pods = 10_000
 	for _, short := range []bool{false, true} {

@@ -249,8 +249,8 @@ func TestWatchesOfThePastAreBounded(t *testing.T) {
 	runtime.KeepAlive(watches)
 }
 
-// The size estimate of a compressed event is right: 75 seconds of 800 pod changes per second fit in
-// the history of a replica with 4 GiB.
+// The size estimate of a compressed event is right. The history of a replica with 4 GiB holds 75
+// seconds of 800 pod changes per second.
 func TestHistoryCoversChurn(t *testing.T) {
 	const pods, changes = 100, 20
 	e := newEnv(t, WithHistory(0, 1<<40), WithHistoryAge(time.Hour))

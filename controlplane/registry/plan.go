@@ -12,9 +12,9 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// plan is the content of one commit: the operation on the object, its reservations and companions,
-// the checks and changes of admission, and the condition that the kind still exists. It is applied
-// completely or not at all.
+// plan is the content of one commit. It contains the operation on the object, its reservations and
+// companions, and the checks and changes of admission. It also requires that the kind still exists.
+// It is applied completely or not at all.
 type plan struct {
 	w       *write
 	ops     []raftstore.Op

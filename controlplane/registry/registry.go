@@ -64,8 +64,8 @@ const defaultHistory = 64 << 20
 // default.
 func HistoryOf(memory int64) int64 { return min(max(memory/8, defaultHistory), 1<<30) }
 
-// WithHistory bounds the watch history: the number of changes of each kind (0: limited by memory
-// only), and the memory of all kinds together in bytes (0: 64 MiB). A watch of an older revision
+// WithHistory bounds the watch history. events is the number of changes of each kind (0: limited by
+// memory only). bytes is the memory of all kinds together (0: 64 MiB). A watch of an older revision
 // gets a 410.
 func WithHistory(events int, bytes int64) Option {
 	return func(r *Registry) {

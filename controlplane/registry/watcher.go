@@ -325,8 +325,8 @@ func atOnce(events []*event) []*event {
 	return events
 }
 
-// translate queues the event of a change as seen through the filter: ADDED for an object that
-// starts to match, DELETED for an object that stops matching.
+// translate queues the event of a change as seen through the filter. The event is ADDED if the
+// object starts to match, and DELETED if it stops matching.
 func (w *Watcher) translate(c change) {
 	now := !c.deleted && c.cur != nil && w.wants(c.cur)
 	before := c.had || (c.prev != nil && w.wants(c.prev))

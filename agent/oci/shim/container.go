@@ -24,8 +24,8 @@ type container struct {
 	attached []*attachment
 }
 
-// helperFiles returns the descriptors of a keelson-oci process: 0 to 2 are its own (it writes its
-// response to 1), 3 to 5 are the container's streams, and 6 is the socket to which a terminal is
+// helperFiles returns the descriptors of a keelson-oci process. 0 to 2 are its own; it writes its
+// response to 1. 3 to 5 are the container's streams, and 6 is the socket to which a terminal is
 // sent.
 func (l *loop) helperFiles(answer int, in, out, errs, console int) []uintptr {
 	f := []uintptr{uintptr(l.devNull), uintptr(answer), 2, uintptr(in), uintptr(out), uintptr(errs)}

@@ -1,5 +1,5 @@
-// Package wire is the protocol between the agent and a pod's shim: frames with a length, a kind and
-// a request ID, and messages in a flat binary form.
+// Package wire is the protocol between the agent and a pod's shim. It consists of frames with a
+// length, a kind and a request ID, and of messages in a flat binary form.
 //
 // The shim must stay small, so this package imports only errors (encoding/binary alone would need
 // reflection). Files are sent with a frame as SCM_RIGHTS; the message determines their number.
