@@ -41,8 +41,9 @@ const (
 	// maxOneWordShare is the share of functions and methods whose name is one lower-case word.
 	maxOneWordShare    = 0.15
 	maxCommentColumns  = 100
-	maxSentenceOfDocs  = 35 // words
-	packagesToRewrite  = "testdata/packages-to-rewrite.txt"
+	maxSentenceOfDocs  = 35                                // words
+	packagesToReword   = "testdata/packages-to-reword.txt" // comments
+	packagesToRename   = "testdata/packages-to-rename.txt" // functions and methods
 	meaninglessPattern = `^(take|tell|of|note|look|settle|told|known|own|keep|put|ask|end|begin|judge|find)$`
 )
 
@@ -52,15 +53,15 @@ var (
 	oneWord     = regexp.MustCompile(`^[a-z]+$`)
 )
 
-// rewrittenFiles returns the production files of all packages but those in packagesToRewrite, whose comments and names
-// still have the old language. The list only shrinks.
-func rewrittenFiles(t *testing.T) []parsedFile {
+// rewrittenFiles returns the production files of all packages but those in list, a file that names the packages with the
+// previous language. The list only shrinks.
+func rewrittenFiles(t *testing.T, list string) []parsedFile {
 	t.Helper()
 	all, err := productionFiles()
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(packagesToRewrite)
+	text, err := os.ReadFile(list)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,7 @@ func rewrittenFiles(t *testing.T) []parsedFile {
 	}
 	for dir, exists := range old {
 		if !exists {
-			t.Errorf("%s names %s, which has no Go file: remove the line", packagesToRewrite, dir)
+			t.Errorf("%s names %s, which has no Go file: remove the line", list, dir)
 		}
 	}
 	if len(files) == 0 {
@@ -111,7 +112,7 @@ func TestCommentIdioms(t *testing.T) {
 	words := 0
 	uses := make([]int, len(idioms))
 	examples := make([][]string, len(idioms))
-	for _, f := range rewrittenFiles(t) {
+	for _, f := range rewrittenFiles(t, packagesToReword) {
 		for _, line := range commentLines(f) {
 			words += len(word.FindAllString(line, -1))
 			for i, idiom := range idioms {
@@ -135,7 +136,7 @@ func TestCommentIdioms(t *testing.T) {
 // names of one lower-case word exceeds maxOneWordShare.
 func TestFunctionNames(t *testing.T) {
 	functions, short := 0, 0
-	for _, f := range rewrittenFiles(t) {
+	for _, f := range rewrittenFiles(t, packagesToRename) {
 		for _, decl := range f.syntax.Decls {
 			f2, ok := decl.(*ast.FuncDecl)
 			if !ok {
@@ -158,7 +159,7 @@ func TestFunctionNames(t *testing.T) {
 
 // TestCommentColumns fails if a comment on a line of its own in a rewritten package exceeds maxCommentColumns.
 func TestCommentColumns(t *testing.T) {
-	for _, f := range rewrittenFiles(t) {
+	for _, f := range rewrittenFiles(t, packagesToReword) {
 		n := 0
 		for line := range strings.Lines(string(f.source)) {
 			n++

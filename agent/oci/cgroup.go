@@ -174,7 +174,7 @@ func childless(dir string) bool {
 	return unix.Lstat(dir, &st) == nil && st.Nlink == 2
 }
 
-// kill sends SIGKILL to all processes of a cgroup until there are none.
+// kill sends SIGKILL to all processes of a cgroup until none exist.
 func (t *cgroupTree) kill(ctx context.Context, name string) error {
 	t.killNow(name)
 	return wait.For(ctx, time.Millisecond, func() error {

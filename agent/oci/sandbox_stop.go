@@ -281,7 +281,7 @@ func (r *Runtime) shimLost(s *sandbox) {
 }
 
 // orphanEnded ends a container without a shim. It kills its remaining processes and uses the exit
-// code that the shim recorded, or 137 if there is none.
+// code that the shim recorded, or 137 if none exists.
 func (r *Runtime) orphanEnded(ctx context.Context, c *ctr) {
 	if err := r.cgroups.kill(ctx, c.rec.Cgroup); err != nil {
 		r.log.Error("a container without shim resists", "container", c.rec.ID, "error", err)

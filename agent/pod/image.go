@@ -116,7 +116,7 @@ func (w *worker) present(ctx context.Context, image string) (ref string, size ui
 	return res.GetImage().GetId(), res.GetImage().GetSize(), nil
 }
 
-// pull tries the matching credentials in order. It pulls anonymously only if there are none.
+// pull tries the matching credentials in order. It pulls anonymously only if none exist.
 func (w *worker) pull(ctx context.Context, pod *v1.Pod, image string) (string, error) {
 	logins := credentials(w.cfg.Objects, pod, image)
 	if len(logins) == 0 {

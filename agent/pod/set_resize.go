@@ -7,7 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// hold returns the stored grant of a pod. recorded is false if there is none; then the grant equals
+// hold returns the stored grant of a pod. recorded is false if none exists; then the grant equals
 // the spec.
 func (s *Set) hold(p *v1.Pod) (g grant, recorded bool) {
 	g, recorded, err := loadGrant(s.cfg.Paths, p)

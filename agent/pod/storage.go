@@ -83,7 +83,7 @@ func (u storageUse) total() int64 {
 	return sum
 }
 
-// overuse returns the eviction message of an exceeded limit, as in Kubernetes; "" if there is none.
+// overuse returns the eviction message of an exceeded limit, as in Kubernetes; "" if none exists.
 func (l storageLimits) overuse(u storageUse) string {
 	over := func(n int64, q resource.Quantity) bool { return q.CmpInt64(n) < 0 }
 	for _, name := range slices.Sorted(maps.Keys(l.volumes)) {

@@ -71,7 +71,7 @@ func (t *tunnels) add(id string, a *askedTunnel) {
 	t.asked[id] = a
 }
 
-// claim removes and returns the request with the given ID. It returns nil if there is none, if it
+// claim removes and returns the request with the given ID. It returns nil if none exists, if it
 // is answered, or if it was for another node.
 func (t *tunnels) claim(id, node string) *askedTunnel {
 	t.mu.Lock()

@@ -41,7 +41,7 @@ type form struct {
 	encoded encoded
 }
 
-// form returns the entry's cached form for a kind; nil if there is none.
+// form returns the entry's cached form for a kind; nil if none exists.
 func (e *entry) form(k *api.Kind) *form {
 	if all := e.forms.Load(); all != nil {
 		for _, f := range *all {

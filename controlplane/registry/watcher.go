@@ -230,7 +230,7 @@ func (w *Watcher) queueInitial(ctx context.Context) {
 	}
 }
 
-// collect reads events from the history into the queue. If there are none, it parks the watcher and
+// collect reads events from the history into the queue. If none exist, it parks the watcher and
 // returns false.
 func (w *Watcher) collect(ctx context.Context) bool {
 	of := w.of

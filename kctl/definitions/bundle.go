@@ -78,7 +78,8 @@ var Snapshot = Bundle{
 // All contains every bundle.
 var All = []Bundle{Gateway, Snapshot}
 
-// packedPath returns the path, in the embedded file system, of the definitions compressed with gzip.
+// packedPath returns the path, in the embedded file system, of the definitions compressed with
+// gzip.
 func (b Bundle) packedPath() string { return b.Name + "/definitions.yaml.gz" }
 
 // YAML returns the unchanged definitions of the project as a stream of YAML documents.

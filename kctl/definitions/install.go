@@ -57,8 +57,8 @@ func (b Bundle) Install(ctx context.Context, cluster dynamic.Interface, told fun
 	return nil
 }
 
-// installDefinition creates or updates the CustomResourceDefinition want, if Judge decides so, and returns
-// the result. It retries after conflicts with other clients.
+// installDefinition creates or updates the CustomResourceDefinition want, if Judge decides so, and
+// returns the result. It retries after conflicts with other clients.
 func (b Bundle) installDefinition(ctx context.Context, cluster dynamic.ResourceInterface, want *unstructured.Unstructured) (Outcome, error) {
 	var last error
 	for range mostConflicts {
@@ -85,8 +85,8 @@ func (b Bundle) installDefinition(ctx context.Context, cluster dynamic.ResourceI
 	return Outcome{}, last
 }
 
-// upgradedDefinition returns a copy of have, the cluster's CustomResourceDefinition, with the spec of want.
-// The labels and annotations of both are merged; the values of want have precedence.
+// upgradedDefinition returns a copy of have, the cluster's CustomResourceDefinition, with the spec
+// of want. The labels and annotations of both are merged; the values of want have precedence.
 func upgradedDefinition(have, want *unstructured.Unstructured) *unstructured.Unstructured {
 	out := have.DeepCopy()
 	out.Object["spec"] = want.DeepCopy().Object["spec"]
@@ -106,8 +106,8 @@ func upgradedDefinition(have, want *unstructured.Unstructured) *unstructured.Uns
 	return out
 }
 
-// checkServed returns nil if the cluster serves the kind of the CustomResourceDefinition of that name.
-// Otherwise it returns an error with the reason.
+// checkServed returns nil if the cluster serves the kind of the CustomResourceDefinition of that
+// name. Otherwise it returns an error with the reason.
 func checkServed(ctx context.Context, cluster dynamic.ResourceInterface, name string) error {
 	have, err := cluster.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

@@ -159,8 +159,8 @@ func (x *tracer) listDoors() (out []*door) {
 	return out
 }
 
-// deniedReason returns the message and the reason of the first condition in list that is False and has
-// one of the types in kinds. It returns "" if no condition matches.
+// deniedReason returns the message and the reason of the first condition in list that is False and
+// has one of the types in kinds. It returns "" if no condition matches.
 func deniedReason(list []metav1.Condition, kinds ...string) string {
 	for _, c := range list {
 		if c.Status == metav1.ConditionFalse && slices.Contains(kinds, c.Type) {
@@ -195,9 +195,9 @@ func wrongRoute(r *gateway.Route, g *gateway.Gateway) (out []string) {
 	return slices.Compact(out)
 }
 
-// matchesHost reports whether host, a host field of an Ingress, a route or a listener, matches the host
-// name. wild sets how many labels a wildcard covers. A host field that matches every name yields
-// false.
+// matchesHost reports whether host, a host field of an Ingress, a route or a listener, matches the
+// host name. wild sets how many labels a wildcard covers. A host field that matches every name
+// yields false.
 func matchesHost(host, name string, wild route.Wildcard) bool {
 	h, err := route.ParseHost(host, wild)
 	return err == nil && h != (route.Host{}) && h.Matches(name)
@@ -398,8 +398,8 @@ func Behind(w *World, t Target) (out []corev1.Service) {
 	return out
 }
 
-// candidateDoors returns the entry points (IngressClasses and Gateways) that may serve the target. For the
-// address of an ingress proxy in a URL, it returns only the entry point of that proxy.
+// candidateDoors returns the entry points (IngressClasses and Gateways) that may serve the target.
+// For the address of an ingress proxy in a URL, it returns only the entry point of that proxy.
 func (x *tracer) candidateDoors() (out []*door) {
 	if x.Entrances == nil {
 		return nil

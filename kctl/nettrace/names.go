@@ -67,8 +67,8 @@ func (x *tracer) resolveTarget() (svc *corev1.Service, host string, ok bool) {
 	return nil, "", false
 }
 
-// isForeignName reports whether a name that resolves to no Service belongs outside the cluster. Names
-// without a dot, in the cluster's domain, or ending in .svc belong to the cluster. So does
+// isForeignName reports whether a name that resolves to no Service belongs outside the cluster.
+// Names without a dot, in the cluster's domain, or ending in .svc belong to the cluster. So does
 // SERVICE.NAMESPACE if the namespace exists.
 func (x *tracer) isForeignName(name string) bool {
 	dots := strings.Count(name, ".")
@@ -115,9 +115,9 @@ func (x *tracer) mayAsk() bool {
 // match it.
 const dnsNamespace = "kube-system"
 
-// candidateNames returns the fully qualified names that the pod's resolver tries for a name, in order.
-// They follow from the search domains and ndots of the pod. A target host with a trailing dot
-// yields only the name itself.
+// candidateNames returns the fully qualified names that the pod's resolver tries for a name, in
+// order. They follow from the search domains and ndots of the pod. A target host with a trailing
+// dot yields only the name itself.
 func (x *tracer) candidateNames(name string) []string {
 	search := []string{x.Pod.Namespace + ".svc." + x.Domain, "svc." + x.Domain, x.Domain}
 	dots := fewDots
@@ -142,9 +142,9 @@ func (x *tracer) candidateNames(name string) []string {
 	return append(out, name)
 }
 
-// splitServiceName splits a DNS name of the form [HOST.]SERVICE.NAMESPACE.svc.DOMAIN, where DOMAIN is the
-// cluster's domain. It also accepts an SRV name, _PORT._PROTOCOL.SERVICE.NAMESPACE.svc.DOMAIN. ok
-// is false for any other form.
+// splitServiceName splits a DNS name of the form [HOST.]SERVICE.NAMESPACE.svc.DOMAIN, where DOMAIN
+// is the cluster's domain. It also accepts an SRV name,
+// _PORT._PROTOCOL.SERVICE.NAMESPACE.svc.DOMAIN. ok is false for any other form.
 func (x *tracer) splitServiceName(full string) (service, namespace, host string, ok bool) {
 	rest, ok := strings.CutSuffix(full, ".svc."+x.Domain)
 	parts := strings.Split(rest, ".")

@@ -213,8 +213,8 @@ func (x *tracer) addStep(s Step) bool {
 	return !s.Stops
 }
 
-// runTrace runs the trace. Depending on the target's host, it continues at an IP address, at an ingress
-// proxy or at a Service.
+// runTrace runs the trace. Depending on the target's host, it continues at an IP address, at an
+// ingress proxy or at a Service.
 func (x *tracer) runTrace() {
 	if x.Pod.Status.PodIP == "" {
 		x.addStep(Step{Name: "pod", Stops: true, Says: "it has no address: it does not run",

@@ -8,8 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// unknownAddressStep returns the failed step for an address that no Service, pod or node has and that is not
-// routable. It returns nil if the connection may leave the cluster.
+// unknownAddressStep returns the failed step for an address that no Service, pod or node has and
+// that is not routable. It returns nil if the connection may leave the cluster.
 func (x *tracer) unknownAddressStep(ip netip.Addr) *Step {
 	stop := func(mend, format string, args ...any) *Step {
 		return &Step{Name: "route", Stops: true, Says: fmt.Sprintf(format, args...), Mend: []string{mend}}

@@ -45,8 +45,8 @@ func (v verdict) policyNames() string {
 	return "policies " + strings.Join(v.by, ", ")
 }
 
-// isolationText returns a clause for messages about a denied connection, such as "policy web isolates
-// it". It names the policies in v.by.
+// isolationText returns a clause for messages about a denied connection, such as "policy web
+// isolates it". It names the policies in v.by.
 func (v verdict) isolationText() string {
 	if len(v.by) == 1 {
 		return v.policyNames() + " isolates it"
@@ -54,8 +54,8 @@ func (v verdict) isolationText() string {
 	return v.policyNames() + " isolate it"
 }
 
-// policyStep returns the step with the decisions of the NetworkPolicies. For each backend in all, it
-// evaluates the egress policies of the source pod and the ingress policies of the backend's pod.
+// policyStep returns the step with the decisions of the NetworkPolicies. For each backend in all,
+// it evaluates the egress policies of the source pod and the ingress policies of the backend's pod.
 // The step fails if no backend is allowed.
 func (x *tracer) policyStep(all []backend) Step {
 	s := Step{Name: "policy"}
@@ -137,8 +137,8 @@ func allowCommand(p *corev1.Pod, d direction, other endpoint, v verdict) string 
 		p.Namespace, selected, strings.ToLower(string(d)), side, peer, port, v.policyNames())
 }
 
-// remoteBackend returns backend b as the remote side of a connection, for the egress policies of the source
-// pod.
+// remoteBackend returns backend b as the remote side of a connection, for the egress policies of
+// the source pod.
 func (x *tracer) remoteBackend(b backend) endpoint {
 	e := endpoint{ip: b.ip, port: b.port, proto: b.proto}
 	if b.pod != nil && !b.pod.Spec.HostNetwork {
@@ -147,8 +147,8 @@ func (x *tracer) remoteBackend(b backend) endpoint {
 	return e
 }
 
-// remoteSource returns the source pod as the remote side of a connection, for the ingress policies of
-// b.pod. The port is that of b. b.pod must not be nil.
+// remoteSource returns the source pod as the remote side of a connection, for the ingress policies
+// of b.pod. The port is that of b. b.pod must not be nil.
 func (x *tracer) remoteSource(b backend) endpoint {
 	e := endpoint{port: b.port, proto: b.proto, ports: portsOf(b.pod)}
 	e.ip, _ = netip.ParseAddr(x.Pod.Status.PodIP)
@@ -165,9 +165,9 @@ func portsOf(p *corev1.Pod) (out []corev1.ContainerPort) {
 	return out
 }
 
-// evaluatePolicies returns the decision of the NetworkPolicies that select pod p about a connection with other
-// in direction d. For a pod in the host network, it always allows the connection, because
-// NetworkPolicies do not apply there.
+// evaluatePolicies returns the decision of the NetworkPolicies that select pod p about a connection
+// with other in direction d. For a pod in the host network, it always allows the connection,
+// because NetworkPolicies do not apply there.
 func (x *tracer) evaluatePolicies(p *corev1.Pod, d direction, other endpoint) verdict {
 	if p.Spec.HostNetwork {
 		return verdict{allowed: true} // policies do not apply in the host network
@@ -204,8 +204,8 @@ func Isolating(policies []networkingv1.NetworkPolicy, p *corev1.Pod) (in, out []
 	return in, out
 }
 
-// hasDirection reports whether policy np has rules for direction d, explicitly in policyTypes or by their
-// defaults.
+// hasDirection reports whether policy np has rules for direction d, explicitly in policyTypes or by
+// their defaults.
 func hasDirection(np *networkingv1.NetworkPolicy, d direction) bool {
 	if len(np.Spec.PolicyTypes) == 0 {
 		return d == ingress || len(np.Spec.Egress) > 0

@@ -56,9 +56,9 @@ func (x *tracer) toService(svc *corev1.Service, host, what string) {
 	x.toBackends(ready)
 }
 
-// findServicePort returns the port of svc that matches the target's port and protocol, and adds a step for it.
-// If no port matches, the result is nil, true for a headless Service. For other Services it adds a
-// failed step and returns nil, false.
+// findServicePort returns the port of svc that matches the target's port and protocol, and adds a
+// step for it. If no port matches, the result is nil, true for a headless Service. For other
+// Services it adds a failed step and returns nil, false.
 func (x *tracer) findServicePort(svc *corev1.Service, headless bool) (*corev1.ServicePort, bool) {
 	var have []string
 	for i := range svc.Spec.Ports {
@@ -94,9 +94,9 @@ func (x *tracer) wantedPortText() string {
 	return s + "/" + string(x.targetProtocol())
 }
 
-// serviceEndpoints returns all endpoints of svc for a port, and the endpoints that receive traffic. The
-// latter are the ready endpoints, or the serving terminating endpoints if no endpoint is ready. A
-// nil port stands for the target's port. If host is not empty, only endpoints with that hostname
+// serviceEndpoints returns all endpoints of svc for a port, and the endpoints that receive traffic.
+// The latter are the ready endpoints, or the serving terminating endpoints if no endpoint is ready.
+// A nil port stands for the target's port. If host is not empty, only endpoints with that hostname
 // are returned.
 func (x *tracer) serviceEndpoints(svc *corev1.Service, port *corev1.ServicePort, host string) (all, ready []backend) {
 	var last []backend // terminating endpoints that still serve; used if no endpoint is ready

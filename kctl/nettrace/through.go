@@ -20,8 +20,8 @@ import (
 // targetHost returns the target's host in the normalized form that routing tables use.
 func (x *tracer) targetHost() string { return route.NormalizeHost(x.target.Host) }
 
-// entryScheme returns the scheme and the port with which the request reaches an ingress proxy. Missing
-// parts of the target get the defaults of HTTP and HTTPS.
+// entryScheme returns the scheme and the port with which the request reaches an ingress proxy.
+// Missing parts of the target get the defaults of HTTP and HTTPS.
 func (x *tracer) entryScheme() (scheme string, port uint16) {
 	scheme, port = x.target.Scheme, uint16(x.target.Port)
 	switch {
@@ -38,9 +38,9 @@ func (x *tracer) entryScheme() (scheme string, port uint16) {
 	return scheme, port
 }
 
-// doorWithAddress returns the entry point (IngressClass or Gateway) with a Service that has the target's
-// address. It returns nil if the target is not a URL with an IP address, or if no entry point has
-// the address.
+// doorWithAddress returns the entry point (IngressClass or Gateway) with a Service that has the
+// target's address. It returns nil if the target is not a URL with an IP address, or if no entry
+// point has the address.
 func (x *tracer) doorWithAddress() *door {
 	ip, err := netip.ParseAddr(x.target.Host)
 	if err != nil || x.target.Scheme == "" || x.Entrances == nil {
@@ -54,8 +54,8 @@ func (x *tracer) doorWithAddress() *door {
 	return nil
 }
 
-// matchRule returns the rule for a GET request to the target from the routing table of entry point d.
-// ok is false if no rule matches.
+// matchRule returns the rule for a GET request to the target from the routing table of entry point
+// d. ok is false if no rule matches.
 func (x *tracer) matchRule(d *door) (route.Found, bool) {
 	index, _ := route.Compile(d.table())
 	_, port := x.entryScheme()
@@ -73,10 +73,10 @@ func (x *tracer) newRequest(method string) *http.Request {
 	return &http.Request{Method: method, Host: x.target.Host, Header: http.Header{}, URL: &url.URL{Path: path, RawQuery: query}}
 }
 
-// enterClaim continues the trace at an Ingress, a route or a Gateway listener for the target's host. all
-// are the objects that name the host; it must not be empty. It selects the object with the rule
-// that matches the request, or the first object if no rule matches. If Keelson does not serve the
-// selected object, the trace fails.
+// enterClaim continues the trace at an Ingress, a route or a Gateway listener for the target's
+// host. all are the objects that name the host; it must not be empty. It selects the object with
+// the rule that matches the request, or the first object if no rule matches. If Keelson does not
+// serve the selected object, the trace fails.
 func (x *tracer) enterClaim(all []claim) {
 	c := all[0]
 	for _, other := range all {
@@ -106,7 +106,8 @@ func (x *tracer) enterClaim(all []claim) {
 	x.traceThroughDoor(c)
 }
 
-// externalAddresses returns the load balancer IPs and external IPs of a Service. It returns nil if s is nil.
+// externalAddresses returns the load balancer IPs and external IPs of a Service. It returns nil if
+// s is nil.
 func externalAddresses(s *corev1.Service) (out []string) {
 	if s == nil {
 		return nil
@@ -119,8 +120,8 @@ func externalAddresses(s *corev1.Service) (out []string) {
 	return append(out, s.Spec.ExternalIPs...)
 }
 
-// ruleOwner returns the Ingress or the route that contains the matched rule, in the form of claim.what,
-// such as "ingress shop/web".
+// ruleOwner returns the Ingress or the route that contains the matched rule, in the form of
+// claim.what, such as "ingress shop/web".
 func ruleOwner(f route.Found) string {
 	parts := strings.SplitN(f.Rule.Name, "/", 4)
 	if len(parts) < 3 {
@@ -129,9 +130,9 @@ func ruleOwner(f route.Found) string {
 	return parts[0] + " " + parts[1] + "/" + parts[2]
 }
 
-// traceThroughDoor continues the trace at the entry point of claim c (its IngressClass or Gateway). It adds
-// the steps for the listener, the matched rule, the connection to the ingress proxies, and their
-// connections to the backends.
+// traceThroughDoor continues the trace at the entry point of claim c (its IngressClass or Gateway).
+// It adds the steps for the listener, the matched rule, the connection to the ingress proxies, and
+// their connections to the backends.
 func (x *tracer) traceThroughDoor(c claim) {
 	d := c.door
 	if why := d.problem(); why != "" {
@@ -171,8 +172,8 @@ func (d *door) mendCommands() []string {
 	return []string{fmt.Sprintf("kctl -n %s describe gateway/%s", d.gateway.Object.Namespace, d.gateway.Object.Name)}
 }
 
-// addListenerStep adds the step for the listener of entry point d (an IngressClass or a Gateway) that
-// accepts the connection, and for its certificate. It returns false if no listener or no
+// addListenerStep adds the step for the listener of entry point d (an IngressClass or a Gateway)
+// that accepts the connection, and for its certificate. It returns false if no listener or no
 // certificate fits. c supplies the problems and the repair command.
 func (x *tracer) addListenerStep(d *door, c claim) bool {
 	scheme, port := x.entryScheme()
@@ -224,8 +225,8 @@ func (x *tracer) addListenerStep(d *door, c claim) bool {
 	return x.addStep(s)
 }
 
-// targetServerName returns the server name (SNI) that a TLS client sends for the target. It is empty for an IP
-// address.
+// targetServerName returns the server name (SNI) that a TLS client sends for the target. It is
+// empty for an IP address.
 func (x *tracer) targetServerName() string {
 	if _, err := netip.ParseAddr(x.target.Host); err == nil {
 		return ""
@@ -233,8 +234,8 @@ func (x *tracer) targetServerName() string {
 	return x.target.Host
 }
 
-// listenerLines returns one line for each listener of the Gateway of d: its port, protocol and host, and
-// why it is not served, if so. d must be a Gateway.
+// listenerLines returns one line for each listener of the Gateway of d: its port, protocol and
+// host, and why it is not served, if so. d must be a Gateway.
 func (x *tracer) listenerLines(d *door) (out []string) {
 	status := d.gateway.Status(gateway.ProxyState{}, metav1.Time{})
 	for i, l := range d.gateway.Object.Spec.Listeners {
@@ -305,8 +306,8 @@ func matchText(f route.Found) string {
 	return host + ", " + conditionText(f.Match)
 }
 
-// conditionText describes the path, method, header and query conditions of a match. A nil match stands for
-// every path.
+// conditionText describes the path, method, header and query conditions of a match. A nil match
+// stands for every path.
 func conditionText(m *route.Match) string {
 	if m == nil {
 		return "every path"
@@ -367,8 +368,9 @@ func commonLength(a, b string) (n int) {
 	return n
 }
 
-// addProxySteps adds the steps for the connection from the pod to the ingress proxies of entry point d,
-// and returns the ready proxies. ok is false if that connection fails. The Service of d must exist.
+// addProxySteps adds the steps for the connection from the pod to the ingress proxies of entry
+// point d, and returns the ready proxies. ok is false if that connection fails. The Service of d
+// must exist.
 func (x *tracer) addProxySteps(d *door) (ready []backend, ok bool) {
 	_, port := x.entryScheme()
 	asked := x.target
@@ -389,8 +391,8 @@ func (x *tracer) addProxySteps(d *door) (ready []backend, ok bool) {
 	return ready, x.report.Stops == ""
 }
 
-// addBackendSteps adds the steps from the ingress proxies to the backends of the matched rule f. proxies are
-// the ready ingress proxies of entry point d.
+// addBackendSteps adds the steps from the ingress proxies to the backends of the matched rule f.
+// proxies are the ready ingress proxies of entry point d.
 func (x *tracer) addBackendSteps(d *door, c claim, f route.Found, proxies []backend) {
 	table := d.table()
 	var all []backend

@@ -76,8 +76,8 @@ func redactValue(name string, v any) any {
 	return v
 }
 
-// redactField returns the redacted value of an object's field. key is the name of the field, and of is
-// its value.
+// redactField returns the redacted value of an object's field. key is the name of the field, and of
+// is its value.
 func redactField(key string, of any) any {
 	switch {
 	case slices.Contains(secretNames, key):
@@ -115,8 +115,8 @@ func redactEnvironment(of any) any {
 	return list
 }
 
-// isKnownAnnotation reports whether Keelson or Kubernetes sets the annotation key, so that its value is not a
-// secret.
+// isKnownAnnotation reports whether Keelson or Kubernetes sets the annotation key, so that its
+// value is not a secret.
 func isKnownAnnotation(key string) bool {
 	prefix, name, _ := strings.Cut(key, "/")
 	return prefix == "keelson.dev" || prefix == "deployment.kubernetes.io" || prefix == "pv.kubernetes.io" ||

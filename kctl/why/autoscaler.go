@@ -18,8 +18,8 @@ type Scaled struct {
 	Others []string // names of all objects of that kind in the namespace
 }
 
-// explainAutoscaler returns the Findings about a HorizontalPodAutoscaler. It returns one Finding if the
-// object is being deleted, if its latest generation was not processed, or if AbleToScale or
+// explainAutoscaler returns the Findings about a HorizontalPodAutoscaler. It returns one Finding if
+// the object is being deleted, if its latest generation was not processed, or if AbleToScale or
 // ScalingActive is False. Otherwise it returns Findings for failed metrics, for stabilization
 // windows and for limits of the number of replicas. It returns nil if none of these applies.
 func (w *World) explainAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) []Finding {
@@ -90,9 +90,9 @@ func (w *World) explainUnscalable(h *autoscalingv2.HorizontalPodAutoscaler, c au
 	return f
 }
 
-// explainUnmeasured returns the Finding for a HorizontalPodAutoscaler that is not active: its target has 0
-// replicas, its selector is invalid, or no metric is available. c is the condition ScalingActive,
-// with status False.
+// explainUnmeasured returns the Finding for a HorizontalPodAutoscaler that is not active: its
+// target has 0 replicas, its selector is invalid, or no metric is available. c is the condition
+// ScalingActive, with status False.
 func (w *World) explainUnmeasured(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) Finding {
 	f := Finding{Object: autoscalerName(h), What: "does not scale", Since: timeOrNil(c.LastTransitionTime), Because: singleLine(c.Message)}
 	switch c.Reason {
@@ -109,8 +109,8 @@ func (w *World) explainUnmeasured(h *autoscalingv2.HorizontalPodAutoscaler, c au
 	return f
 }
 
-// missingMetrics returns, for the metrics of h, texts about their sources and about the pods without usage
-// or request. mend are commands that help to find or repair the missing metrics.
+// missingMetrics returns, for the metrics of h, texts about their sources and about the pods
+// without usage or request. mend are commands that help to find or repair the missing metrics.
 func (w *World) missingMetrics(h *autoscalingv2.HorizontalPodAutoscaler) (details, mend []string) {
 	add := func(detail string, commands ...string) {
 		details = append(details, detail)
@@ -220,8 +220,8 @@ func withoutRequest(p *corev1.Pod, container string, resource corev1.ResourceNam
 	return "", false
 }
 
-// explainPartialMetrics returns a Finding if a recent event reports that a metric of h failed, while other metrics
-// still determine the number of replicas. It returns nil otherwise.
+// explainPartialMetrics returns a Finding if a recent event reports that a metric of h failed,
+// while other metrics still determine the number of replicas. It returns nil otherwise.
 func (w *World) explainPartialMetrics(h *autoscalingv2.HorizontalPodAutoscaler) *Finding {
 	e := w.newestEvent(h.UID, "FailedGetResourceMetric", "FailedGetContainerResourceMetric", "FailedGetPodsMetric", "FailedGetObjectMetric",
 		"FailedGetExternalMetric", "InvalidMetricSourceType")
@@ -237,8 +237,8 @@ func (w *World) explainPartialMetrics(h *autoscalingv2.HorizontalPodAutoscaler) 
 // than the evaluation interval of 15 seconds, because repeated events are recorded less often.
 const unread = time.Minute
 
-// explainStabilization returns a Finding if a stabilization window keeps the number of replicas of h. able is
-// the condition AbleToScale, which has a reason for that. It returns nil otherwise.
+// explainStabilization returns a Finding if a stabilization window keeps the number of replicas of
+// h. able is the condition AbleToScale, which has a reason for that. It returns nil otherwise.
 func (w *World) explainStabilization(h *autoscalingv2.HorizontalPodAutoscaler, able autoscalingv2.HorizontalPodAutoscalerCondition) *Finding {
 	way, window, wanted := "scaleDown", int32(300), "fewer"
 	switch able.Reason {
@@ -269,9 +269,9 @@ func rulesFor(h *autoscalingv2.HorizontalPodAutoscaler, way string) *autoscaling
 	}
 }
 
-// explainReplicaLimit returns a Finding if minReplicas, maxReplicas or a scaling policy of h prevents the
-// number of replicas that its metrics require. c is the condition ScalingLimited. It returns nil
-// unless the condition is True.
+// explainReplicaLimit returns a Finding if minReplicas, maxReplicas or a scaling policy of h
+// prevents the number of replicas that its metrics require. c is the condition ScalingLimited. It
+// returns nil unless the condition is True.
 func explainReplicaLimit(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) *Finding {
 	if c.Status != corev1.ConditionTrue {
 		return nil
@@ -297,8 +297,9 @@ func explainReplicaLimit(h *autoscalingv2.HorizontalPodAutoscaler, c autoscaling
 	return f
 }
 
-// explainScalingPolicy fills Finding f for scaling policies of h that limit or disable scaling in one direction.
-// way is "scaleUp" or "scaleDown". to and wanted are words for that direction in the texts.
+// explainScalingPolicy fills Finding f for scaling policies of h that limit or disable scaling in
+// one direction. way is "scaleUp" or "scaleDown". to and wanted are words for that direction in the
+// texts.
 func explainScalingPolicy(h *autoscalingv2.HorizontalPodAutoscaler, f *Finding, way, to, wanted string) {
 	rules := rulesFor(h, way)
 	f.What = fmt.Sprintf("scales %s no faster than its policies let it", to)

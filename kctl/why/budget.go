@@ -12,9 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// explainBudget returns the Findings about a PodDisruptionBudget: that it is being deleted, or that it
-// allows no eviction, with the problems of its pods. It returns nil if the budget allows evictions
-// or selects no pods.
+// explainBudget returns the Findings about a PodDisruptionBudget: that it is being deleted, or that
+// it allows no eviction, with the problems of its pods. It returns nil if the budget allows
+// evictions or selects no pods.
 func (w *World) explainBudget(b *policyv1.PodDisruptionBudget) []Finding {
 	if f := deletedObject(b, "poddisruptionbudget"); f != nil {
 		return []Finding{*f}
@@ -37,9 +37,10 @@ func (w *World) explainBudget(b *policyv1.PodDisruptionBudget) []Finding {
 	return append(out, w.explainUnhealthyPods(covered, &out[0])...)
 }
 
-// explainDrain returns Findings for a cordoned node that cannot be drained. There is one Finding for each
-// PodDisruptionBudget that blocks evictions. Each pod that several budgets select has one Finding
-// as well. It returns nil if the node is not cordoned, or if pods or budgets could not be read.
+// explainDrain returns Findings for a cordoned node that cannot be drained. There is one Finding
+// for each PodDisruptionBudget that blocks evictions. Each pod that several budgets select has one
+// Finding as well. It returns nil if the node is not cordoned, or if pods or budgets could not be
+// read.
 func (w *World) explainDrain(n *corev1.Node) []Finding {
 	if !n.Spec.Unschedulable || !w.hasList(Placed) || !w.hasList(Budgets) {
 		return nil
@@ -91,8 +92,8 @@ func (w *World) budgetsOf(p *corev1.Pod) (n int) {
 	return n
 }
 
-// isEvictable reports whether a drain evicts pod p. Pods of DaemonSets, static pods, terminated pods
-// and pods that are being deleted are not evicted.
+// isEvictable reports whether a drain evicts pod p. Pods of DaemonSets, static pods, terminated
+// pods and pods that are being deleted are not evicted.
 func isEvictable(p *corev1.Pod) bool {
 	_, static := p.Annotations[corev1.MirrorPodAnnotationKey]
 	owner := metav1.GetControllerOf(p)
@@ -120,8 +121,8 @@ func budgetBlocks(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	return !always && !met
 }
 
-// budgetShortage returns the reason why budget b allows no eviction: too few Ready pods, or an error of
-// the controller that computes its status.
+// budgetShortage returns the reason why budget b allows no eviction: too few Ready pods, or an
+// error of the controller that computes its status.
 func budgetShortage(b *policyv1.PodDisruptionBudget) string {
 	s := b.Status
 	asks := ""
@@ -157,8 +158,8 @@ func budgetMend(b *policyv1.PodDisruptionBudget) []string {
 	return append(out, edit)
 }
 
-// budgetSyncError returns the error message if the disruption controller cannot compute the status of
-// budget b. It returns "" otherwise.
+// budgetSyncError returns the error message if the disruption controller cannot compute the status
+// of budget b. It returns "" otherwise.
 func budgetSyncError(b *policyv1.PodDisruptionBudget) string {
 	for _, c := range b.Status.Conditions {
 		if c.Type == policyv1.DisruptionAllowedCondition && c.Reason == policyv1.SyncFailedReason {

@@ -25,8 +25,9 @@ func (w *World) claimUsers(c *corev1.PersistentVolumeClaim) (users []*corev1.Pod
 	return users
 }
 
-// explainConsumer sets the reason in f, a Finding about a claim that waits for its first consumer. The
-// reason is why a pod that uses the claim is not scheduled. f is unchanged if there is no such pod.
+// explainConsumer sets the reason in f, a Finding about a claim that waits for its first consumer.
+// The reason is why a pod that uses the claim is not scheduled. f is unchanged if there is no such
+// pod.
 func (w *World) explainConsumer(c *corev1.PersistentVolumeClaim, f *Finding) {
 	for _, p := range w.claimUsers(c) {
 		for _, said := range p.Status.Conditions {
@@ -95,8 +96,8 @@ func (w *World) explainAttributes(c *corev1.PersistentVolumeClaim) []Finding {
 	return []Finding{f}
 }
 
-// explainGrowth returns a Finding if claim c requests more storage than its volume has. The reason comes
-// from events and conditions of the claim. It returns nil otherwise.
+// explainGrowth returns a Finding if claim c requests more storage than its volume has. The reason
+// comes from events and conditions of the claim. It returns nil otherwise.
 func (w *World) explainGrowth(c *corev1.PersistentVolumeClaim) []Finding {
 	want, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
 	if has.IsZero() || want.Cmp(has) <= 0 {
@@ -142,9 +143,9 @@ func (w *World) volumeAttachments(c *corev1.PersistentVolumeClaim) (of []*storag
 	return of
 }
 
-// explainBoundClaim returns Findings about a bound claim with a volume that pods cannot use. First come attach
-// and detach errors of the CSI driver. Then come pending pods with a failed attach or mount. It
-// returns nil if there are no such errors.
+// explainBoundClaim returns Findings about a bound claim with a volume that pods cannot use. First
+// come attach and detach errors of the CSI driver. Then come pending pods with a failed attach or
+// mount. It returns nil if there are no such errors.
 func (w *World) explainBoundClaim(c *corev1.PersistentVolumeClaim) (out []Finding) {
 	told := map[string]bool{} // nodes with a reported attach error
 	for _, a := range w.volumeAttachments(c) {
@@ -207,8 +208,8 @@ func (w *World) attachFailure(p *corev1.Pod, volume string) (worst *corev1.Event
 	return worst
 }
 
-// detachCommands returns commands that detach the volume of claim c from other nodes, so that it can be
-// attached to the node of pod p.
+// detachCommands returns commands that detach the volume of claim c from other nodes, so that it
+// can be attached to the node of pod p.
 func (w *World) detachCommands(c *corev1.PersistentVolumeClaim, p *corev1.Pod) (mend []string) {
 	for _, a := range w.volumeAttachments(c) {
 		if a.Spec.NodeName == p.Spec.NodeName {

@@ -93,9 +93,9 @@ func (w *World) lastHeartbeat(ready *corev1.NodeCondition) string {
 	return "last heartbeat " + w.ageText(ready.LastHeartbeatTime) + " ago"
 }
 
-// explainPressure adds to f the effects of condition c and the pods that node n has evicted. It sets a
-// command that finds the largest users. c must be MemoryPressure or DiskPressure; other conditions
-// leave f unchanged.
+// explainPressure adds to f the effects of condition c and the pods that node n has evicted. It
+// sets a command that finds the largest users. c must be MemoryPressure or DiskPressure; other
+// conditions leave f unchanged.
 func (w *World) explainPressure(n *corev1.Node, c corev1.NodeConditionType, f *Finding) {
 	switch c {
 	case corev1.NodeMemoryPressure:

@@ -12,8 +12,8 @@ func allStatuses(p *corev1.Pod) []corev1.ContainerStatus {
 	return slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses)
 }
 
-// explainContainers returns a Finding for each container of pod p that waits because of an error, or that
-// has terminated with a nonzero exit code. Init containers are included.
+// explainContainers returns a Finding for each container of pod p that waits because of an error,
+// or that has terminated with a nonzero exit code. Init containers are included.
 func (w *World) explainContainers(p *corev1.Pod) []Finding {
 	var out []Finding
 	for _, s := range allStatuses(p) {
@@ -42,9 +42,9 @@ func (w *World) explainContainers(p *corev1.Pod) []Finding {
 	return out
 }
 
-// explainWaiting fills Finding f with the reason why a container is in state waiting, and returns true. s
-// is the status of the container, and who is the name of the container in texts. It returns false
-// if the container waits without an error, such as for init containers.
+// explainWaiting fills Finding f with the reason why a container is in state waiting, and returns
+// true. s is the status of the container, and who is the name of the container in texts. It returns
+// false if the container waits without an error, such as for init containers.
 func (w *World) explainWaiting(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) bool {
 	message := singleLine(s.State.Waiting.Message)
 	switch reason := s.State.Waiting.Reason; reason {
@@ -67,8 +67,8 @@ func (w *World) explainWaiting(p *corev1.Pod, s *corev1.ContainerStatus, who str
 	return true
 }
 
-// explainImage fills Finding f for a container with an image that cannot be pulled. s is the status of the
-// container. who is the name of the container in texts.
+// explainImage fills Finding f for a container with an image that cannot be pulled. s is the status
+// of the container. who is the name of the container in texts.
 func (w *World) explainImage(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
 	reason, message := s.State.Waiting.Reason, singleLine(s.State.Waiting.Message)
 	image := s.Image
@@ -161,8 +161,8 @@ func (w *World) explainCrashes(p *corev1.Pod, s *corev1.ContainerStatus, who str
 var signals = map[int32]string{1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
 	11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM"}
 
-// exitText returns a text about the termination t of a container of pod p: its exit code or signal, how
-// long it ran, and its message. For an out-of-memory kill, it contains the memory limit.
+// exitText returns a text about the termination t of a container of pod p: its exit code or signal,
+// how long it ran, and its message. For an out-of-memory kill, it contains the memory limit.
 func (w *World) exitText(p *corev1.Pod, container string, t *corev1.ContainerStateTerminated) string {
 	after := ""
 	if !t.StartedAt.IsZero() && !t.FinishedAt.IsZero() {
@@ -208,9 +208,9 @@ func memoryLimit(p *corev1.Pod, container string) string {
 	return ""
 }
 
-// missingObjectCommands returns commands that resolve an error message about a container or a volume of pod p.
-// The message may name a missing ConfigMap, Secret, key or claim, or a file server. For other
-// messages, the command describes the pod.
+// missingObjectCommands returns commands that resolve an error message about a container or a
+// volume of pod p. The message may name a missing ConfigMap, Secret, key or claim, or a file
+// server. For other messages, the command describes the pod.
 func missingObjectCommands(p *corev1.Pod, message string) []string {
 	if server, at := fileServer(message); server != "" {
 		return at(p, server)

@@ -33,8 +33,8 @@ func (w *World) slicesOf(s *corev1.Service) (slices int, all, ready []*discovery
 	return slices, all, ready
 }
 
-// explainNoEndpoints returns a Finding if the EndpointSlices of Service s contain no ready endpoint. It returns
-// nil otherwise, or if EndpointSlices could not be read.
+// explainNoEndpoints returns a Finding if the EndpointSlices of Service s contain no ready
+// endpoint. It returns nil otherwise, or if EndpointSlices could not be read.
 func (w *World) explainNoEndpoints(s *corev1.Service) []Finding {
 	if !w.hasList(Slices) {
 		return nil
@@ -65,9 +65,10 @@ func countHave(n int, thing string) string {
 	return countNoun(n, thing) + " have"
 }
 
-// explainNearEndpoints returns a Finding for ready nodes that Service s does not serve from a near endpoint. With
-// internalTrafficPolicy Local, these are the nodes without a ready endpoint. With topology hints,
-// these are the nodes for which no endpoint is hinted. It returns nil if there are no such nodes.
+// explainNearEndpoints returns a Finding for ready nodes that Service s does not serve from a near
+// endpoint. With internalTrafficPolicy Local, these are the nodes without a ready endpoint. With
+// topology hints, these are the nodes for which no endpoint is hinted. It returns nil if there are
+// no such nodes.
 func (w *World) explainNearEndpoints(s *corev1.Service) []Finding {
 	if !w.hasList(Slices) || !w.hasList(Nodes) {
 		return nil

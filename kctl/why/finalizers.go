@@ -22,7 +22,8 @@ var holders = map[string]string{
 	"keelson.dev/provisioning":                            "the driver that was asked for a volume, which has to delete what it may have made",
 }
 
-// finalizerOwners returns a list of the finalizers as text, each with the component that removes it.
+// finalizerOwners returns a list of the finalizers as text, each with the component that removes
+// it.
 func finalizerOwners(finalizers []string) string {
 	var out []string
 	for _, f := range finalizers {
@@ -38,8 +39,8 @@ func finalizerOwners(finalizers []string) string {
 	return strings.Join(boundList(out), ", ")
 }
 
-// unfinalizeCommand returns the command that removes all finalizers from object o. kind is its kind as a
-// command argument.
+// unfinalizeCommand returns the command that removes all finalizers from object o. kind is its kind
+// as a command argument.
 func unfinalizeCommand(o metav1.Object, kind string) string {
 	return kctlCommand(o, `patch %s %s --type=merge -p '{"metadata":{"finalizers":null}}'   # only if their owners are gone for good`, kind, o.GetName())
 }

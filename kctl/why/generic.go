@@ -31,8 +31,8 @@ var healthy = []string{"Ready", "Available", "Established", "Healthy", "Synced",
 // unhealthy lists the condition types that are True on an unhealthy object of any kind.
 var unhealthy = []string{"PartiallyInvalid", "OverlappingTLSConfig"}
 
-// explainOther adds to r the Findings about an object of a kind without its own explanation. There is a
-// Finding if the object is being deleted, and one for each condition that shows a problem.
+// explainOther adds to r the Findings about an object of a kind without its own explanation. There
+// is a Finding if the object is being deleted, and one for each condition that shows a problem.
 func (w *World) explainOther(subject runtime.Object, r *Report) {
 	o, err := meta.Accessor(subject)
 	if err != nil {

@@ -18,9 +18,9 @@ func groupOf(p *corev1.Pod) string {
 	return ""
 }
 
-// explainPodGroup fills Finding f and returns true if pod p cannot be scheduled because of its PodGroup. That
-// is, the group does not exist, its pods use different schedulers, or it has fewer pods than its
-// minimum. Otherwise group returns false.
+// explainPodGroup fills Finding f and returns true if pod p cannot be scheduled because of its
+// PodGroup. That is, the group does not exist, its pods use different schedulers, or it has fewer
+// pods than its minimum. Otherwise group returns false.
 func (w *World) explainPodGroup(p *corev1.Pod, f *Finding) bool {
 	group := groupOf(p)
 	if group == "" || !w.hasList(Groups) {
@@ -80,10 +80,10 @@ func (w *World) explainPodGroup(p *corev1.Pod, f *Finding) bool {
 	return true
 }
 
-// groupReason returns the part of a scheduling message that is the reason for f, a Finding about pod
-// p. It adds the part about the PodGroup or about another pod to f.Details. If another pod prevents
-// the scheduling, it sets f.Mend to explain that pod. Without a PodGroup, it returns the message
-// unchanged.
+// groupReason returns the part of a scheduling message that is the reason for f, a Finding about
+// pod p. It adds the part about the PodGroup or about another pod to f.Details. If another pod
+// prevents the scheduling, it sets f.Mend to explain that pod. Without a PodGroup, it returns the
+// message unchanged.
 func groupReason(p *corev1.Pod, message string, f *Finding) string {
 	group := groupOf(p)
 	if group == "" {

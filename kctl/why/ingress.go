@@ -10,9 +10,9 @@ import (
 	"keelson.dev/keelson/ingressproxy/ingress"
 )
 
-// explainIngress returns the Findings about an Ingress: that it is being deleted, has no valid class, has
-// rules that cannot be served, or has no address. It returns nil if none applies, or if another
-// controller serves it. It also returns nil if the required lists could not be read.
+// explainIngress returns the Findings about an Ingress: that it is being deleted, has no valid
+// class, has rules that cannot be served, or has no address. It returns nil if none applies, or if
+// another controller serves it. It also returns nil if the required lists could not be read.
 func (w *World) explainIngress(i *networkingv1.Ingress) []Finding {
 	if f := deletedObject(i, "ingress"); f != nil {
 		return []Finding{*f}
@@ -65,8 +65,8 @@ func (w *World) ingressClass(name string) *networkingv1.IngressClass {
 	return nil
 }
 
-// explainUnclassed returns a Finding for an Ingress that names no IngressClass or a missing IngressClass.
-// It returns nil otherwise, or if IngressClasses could not be read.
+// explainUnclassed returns a Finding for an Ingress that names no IngressClass or a missing
+// IngressClass. It returns nil otherwise, or if IngressClasses could not be read.
 func (w *World) explainUnclassed(i *networkingv1.Ingress) *Finding {
 	if !w.hasList(Classes) {
 		return nil

@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// templateOwner returns the object that created pod p from its pod template, as a command argument such
-// as "deployment/web". It returns "" for a pod without a controller.
+// templateOwner returns the object that created pod p from its pod template, as a command argument
+// such as "deployment/web". It returns "" for a pod without a controller.
 func templateOwner(p *corev1.Pod) string {
 	o := metav1.GetControllerOf(p)
 	if o == nil {
@@ -37,8 +37,8 @@ func nearestWord(word string, words []string) string {
 	return best
 }
 
-// editDistance returns the edit distance of a and b: the number of insertions, deletions, replacements
-// and swaps of adjacent bytes.
+// editDistance returns the edit distance of a and b: the number of insertions, deletions,
+// replacements and swaps of adjacent bytes.
 func editDistance(a, b string) int {
 	before, last := make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {

@@ -16,9 +16,10 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
-// explainUnscheduled returns the Finding for a pod without a node. The reason is the first that applies:
-// scheduling gates, its claims, its PodGroup, a preemption that is not complete, or the scheduler's
-// message. For a scheduler's message, it adds the changes after which the nearest node would fit.
+// explainUnscheduled returns the Finding for a pod without a node. The reason is the first that
+// applies: scheduling gates, its claims, its PodGroup, a preemption that is not complete, or the
+// scheduler's message. For a scheduler's message, it adds the changes after which the nearest node
+// would fit.
 func (w *World) explainUnscheduled(p *corev1.Pod) Finding {
 	f := Finding{Object: objectName("pod", p), What: "has no node", Since: timeOrNil(p.CreationTimestamp)}
 	c := podCondition(p, corev1.PodScheduled)
@@ -75,9 +76,9 @@ func (w *World) explainUnscheduled(p *corev1.Pod) Finding {
 	return f
 }
 
-// explainPodClaims fills Finding f and returns true if a PersistentVolumeClaim of pod p prevents its
-// scheduling. That is, the claim is missing, being deleted, without its volume, or owned by another
-// object. Otherwise claims returns false.
+// explainPodClaims fills Finding f and returns true if a PersistentVolumeClaim of pod p prevents
+// its scheduling. That is, the claim is missing, being deleted, without its volume, or owned by
+// another object. Otherwise claims returns false.
 func (w *World) explainPodClaims(p *corev1.Pod, f *Finding) bool {
 	if !w.hasList(Claims) {
 		return false
@@ -135,9 +136,9 @@ func claimNames(claims []corev1.PersistentVolumeClaim) []string {
 	return out
 }
 
-// parseRefusals parses the scheduler's message "N nodes are available: ...". It returns the part before
-// the colon, and the reasons with their number of nodes, the most frequent reason first. For any
-// other message it returns the whole message and no reasons.
+// parseRefusals parses the scheduler's message "N nodes are available: ...". It returns the part
+// before the colon, and the reasons with their number of nodes, the most frequent reason first. For
+// any other message it returns the whole message and no reasons.
 func parseRefusals(message string) (sum string, reasons []string) {
 	message = singleLine(message)
 	message, post, _ := strings.Cut(message, " preemption: ")
@@ -181,8 +182,8 @@ type obstacle struct {
 	weight     float64 // the size of the necessary change; higher is larger
 }
 
-// explainNearest adds to f, the Finding about the unscheduled pod p, the node that requires the smallest
-// changes before it can run the pod. It also adds the commands for these changes.
+// explainNearest adds to f, the Finding about the unscheduled pod p, the node that requires the
+// smallest changes before it can run the pod. It also adds the commands for these changes.
 func (w *World) explainNearest(p *corev1.Pod, f *Finding) {
 	if !w.hasList(Nodes) {
 		return
@@ -220,8 +221,8 @@ func (w *World) explainNearest(p *corev1.Pod, f *Finding) {
 	}
 }
 
-// nodeObstacles returns the reasons why pod p cannot run on node n: cordon, taints, node selector, node
-// affinity and resources. It returns nil if none of these prevents it.
+// nodeObstacles returns the reasons why pod p cannot run on node n: cordon, taints, node selector,
+// node affinity and resources. It returns nil if none of these prevents it.
 func (w *World) nodeObstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 	var out []obstacle
 	unschedulable := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
@@ -250,8 +251,8 @@ func toleratesTaint(p *corev1.Pod, t *corev1.Taint) bool {
 	return scheduling.TolerationsTolerateTaint(logr.Discard(), p.Spec.Tolerations, t, false)
 }
 
-// selectorObstacle returns the obstacle for node n, which the node selector or the required node affinity
-// of pod p excludes.
+// selectorObstacle returns the obstacle for node n, which the node selector or the required node
+// affinity of pod p excludes.
 func (w *World) selectorObstacle(p *corev1.Pod, n *corev1.Node) obstacle {
 	var want, have []string
 	for k, v := range p.Spec.NodeSelector {
@@ -276,9 +277,9 @@ func (w *World) selectorObstacle(p *corev1.Pod, n *corev1.Node) obstacle {
 	return obstacle{text, "kctl label node " + n.Name + " " + strings.Join(want, " ") + overwrite, 1.5}
 }
 
-// resourceObstacles returns an obstacle for each resource of which node n has less free than pod p requests. If
-// the pods of all namespaces could not be read, the node counts as empty. Then only a pod that is
-// larger than the whole node is reported.
+// resourceObstacles returns an obstacle for each resource of which node n has less free than pod p
+// requests. If the pods of all namespaces could not be read, the node counts as empty. Then only a
+// pod that is larger than the whole node is reported.
 func (w *World) resourceObstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 	asked := requests.PodRequests(p, requests.PodResourcesOptions{})
 	asked[corev1.ResourcePods] = *resource.NewQuantity(1, resource.DecimalSI)

@@ -10,9 +10,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// explainPod returns the Findings about a pod by the first state that applies: being deleted, failed, not
-// scheduled, node lost, container errors, not started, or not Ready. It returns nil for a healthy
-// or succeeded pod.
+// explainPod returns the Findings about a pod by the first state that applies: being deleted,
+// failed, not scheduled, node lost, container errors, not started, or not Ready. It returns nil for
+// a healthy or succeeded pod.
 func (w *World) explainPod(p *corev1.Pod) []Finding {
 	switch {
 	case p.DeletionTimestamp != nil:
@@ -50,8 +50,8 @@ func (w *World) podWell(p *corev1.Pod) string {
 	return string(p.Status.Phase)
 }
 
-// explainFailed returns the Finding for a pod in phase Failed: its reason, its failed containers, and
-// whether a controller replaces it.
+// explainFailed returns the Finding for a pod in phase Failed: its reason, its failed containers,
+// and whether a controller replaces it.
 func (w *World) explainFailed(p *corev1.Pod) Finding {
 	f := Finding{Object: objectName("pod", p), What: "has failed for good", Because: singleLine(p.Status.Message)}
 	if c := podCondition(p, corev1.PodReady); c != nil {
@@ -197,8 +197,8 @@ func (w *World) lostNode(p *corev1.Pod) *Finding {
 	return f
 }
 
-// explainInitializing fills Finding f and returns true if a running init container delays the start of
-// other containers of pod p. A sidecar that has not started counts as well. Otherwise it returns
+// explainInitializing fills Finding f and returns true if a running init container delays the start
+// of other containers of pod p. A sidecar that has not started counts as well. Otherwise it returns
 // false.
 func (w *World) explainInitializing(p *corev1.Pod, f *Finding) bool {
 	for _, s := range p.Status.InitContainerStatuses {
@@ -231,8 +231,8 @@ func (w *World) explainInitializing(p *corev1.Pod, f *Finding) bool {
 	return false
 }
 
-// explainStarting returns a Finding for a scheduled pod in phase Pending. The reason is a running init
-// container, a sandbox error, or an attach or mount error. It returns nil for any other phase.
+// explainStarting returns a Finding for a scheduled pod in phase Pending. The reason is a running
+// init container, a sandbox error, or an attach or mount error. It returns nil for any other phase.
 func (w *World) explainStarting(p *corev1.Pod) *Finding {
 	if p.Status.Phase != corev1.PodPending {
 		return nil
@@ -277,8 +277,8 @@ func (w *World) explainStarting(p *corev1.Pod) *Finding {
 	return f
 }
 
-// explainUnready returns a Finding for a running pod that is not Ready because of a readiness probe or a
-// readiness gate. It returns nil otherwise.
+// explainUnready returns a Finding for a running pod that is not Ready because of a readiness probe
+// or a readiness gate. It returns nil otherwise.
 func (w *World) explainUnready(p *corev1.Pod) *Finding {
 	c := podCondition(p, corev1.PodReady)
 	if c != nil && c.Status == corev1.ConditionTrue {

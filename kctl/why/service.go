@@ -14,10 +14,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/balancer"
 )
 
-// explainService returns the Findings about a Service. It reports a deletion, a missing external address,
-// and a selector that matches no pods or no Ready pods. It also reports missing ready endpoints,
-// nodes that its traffic policy excludes, and undeclared target ports. It returns nil if none
-// applies.
+// explainService returns the Findings about a Service. It reports a deletion, a missing external
+// address, and a selector that matches no pods or no Ready pods. It also reports missing ready
+// endpoints, nodes that its traffic policy excludes, and undeclared target ports. It returns nil if
+// none applies.
 func (w *World) explainService(s *corev1.Service) []Finding {
 	if f := deletedObject(s, "service"); f != nil {
 		return []Finding{*f}
@@ -61,9 +61,9 @@ func (w *World) explainService(s *corev1.Service) []Finding {
 	return append(out, unknownPorts(s, selected)...)
 }
 
-// explainLoadBalancer returns a Finding for a Service of type LoadBalancer with a missing external address or
-// an address outside the configured pools. It also returns a Finding if no node announces the
-// addresses. It returns nil otherwise, and for other types.
+// explainLoadBalancer returns a Finding for a Service of type LoadBalancer with a missing external
+// address or an address outside the configured pools. It also returns a Finding if no node
+// announces the addresses. It returns nil otherwise, and for other types.
 func explainLoadBalancer(s *corev1.Service) *Finding {
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil

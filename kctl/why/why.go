@@ -176,9 +176,9 @@ func objectName(kind string, o metav1.Object) string {
 	return kind + " " + o.GetNamespace() + "/" + o.GetName()
 }
 
-// kctlCommand returns a kctl command in the namespace of object o. format and args form the part after the
-// namespace. The command is safe to paste into a shell: an argument with characters that a shell
-// interprets is replaced by NAME.
+// kctlCommand returns a kctl command in the namespace of object o. format and args form the part
+// after the namespace. The command is safe to paste into a shell: an argument with characters that
+// a shell interprets is replaced by NAME.
 func kctlCommand(o metav1.Object, format string, args ...any) string {
 	for i, a := range args {
 		if text, ok := a.(string); ok {
@@ -192,8 +192,8 @@ func kctlCommand(o metav1.Object, format string, args ...any) string {
 	return "kctl " + line
 }
 
-// shellWord returns text if it contains no characters that a shell interprets, and "NAME" otherwise.
-// Names of some kinds and texts of messages can contain any character.
+// shellWord returns text if it contains no characters that a shell interprets, and "NAME"
+// otherwise. Names of some kinds and texts of messages can contain any character.
 func shellWord(text string) string {
 	if text == "" || strings.ContainsFunc(text, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(`._-/:@=,+%" `, r))
@@ -210,7 +210,8 @@ func timeOrNil(t metav1.Time) *metav1.Time {
 	return &t
 }
 
-// newestEvent returns the newest event about the object with that UID and one of the reasons, or nil.
+// newestEvent returns the newest event about the object with that UID and one of the reasons, or
+// nil.
 func (w *World) newestEvent(uid types.UID, reasons ...string) *corev1.Event {
 	var best *corev1.Event
 	for i := range w.Events {
@@ -223,8 +224,8 @@ func (w *World) newestEvent(uid types.UID, reasons ...string) *corev1.Event {
 	return best
 }
 
-// lastSeen returns the time of the last occurrence of an event. It reads the field that the writer of
-// the event has set.
+// lastSeen returns the time of the last occurrence of an event. It reads the field that the writer
+// of the event has set.
 func lastSeen(e *corev1.Event) time.Time {
 	if e.Series != nil {
 		return e.Series.LastObservedTime.Time
@@ -254,7 +255,8 @@ func boundList(list []string) []string {
 	return append(slices.Clip(list[:most]), fmt.Sprintf("and %d more", len(list)-most))
 }
 
-// countNoun returns a number with its noun in the singular or plural, such as "1 node" or "2 nodes".
+// countNoun returns a number with its noun in the singular or plural, such as "1 node" or "2
+// nodes".
 func countNoun(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing

@@ -114,10 +114,10 @@ func (w *World) statefulSet(s *appsv1.StatefulSet) []Finding {
 	return out
 }
 
-// explainStuckPods returns a Finding for each pod in pods that blocks the rollout of StatefulSet s: it has an
-// old revision and is not Ready. The StatefulSet controller waits for such a pod and does not
-// replace it, even if the newest template corrects it. stuck returns nil if s is nil, or if s does
-// not replace its pods in order.
+// explainStuckPods returns a Finding for each pod in pods that blocks the rollout of StatefulSet s:
+// it has an old revision and is not Ready. The StatefulSet controller waits for such a pod and does
+// not replace it, even if the newest template corrects it. stuck returns nil if s is nil, or if s
+// does not replace its pods in order.
 func (w *World) explainStuckPods(s *appsv1.StatefulSet, pods []corev1.Pod) (out []Finding) {
 	if s == nil || s.Status.UpdateRevision == "" || s.Spec.PodManagementPolicy == appsv1.ParallelPodManagement ||
 		s.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType {
@@ -181,9 +181,9 @@ func (w *World) daemonSet(d *appsv1.DaemonSet) []Finding {
 	return w.explainBehind(l, first, fmt.Sprintf("ready on %d of %d nodes", l.ready, l.want), l.ready < l.want)
 }
 
-// explainJob returns the Findings about a Job that has failed, is suspended, is being deleted, cannot
-// create pods, or has failed or unready pods. The Findings about its pods follow, except for a
-// suspended Job. It returns nil for a complete Job, or if none applies.
+// explainJob returns the Findings about a Job that has failed, is suspended, is being deleted,
+// cannot create pods, or has failed or unready pods. The Findings about its pods follow, except for
+// a suspended Job. It returns nil for a complete Job, or if none applies.
 func (w *World) explainJob(j *batchv1.Job) []Finding {
 	l := &workload{Object: j, kind: "job", owner: []metav1.Object{j}}
 	for _, c := range j.Status.Conditions {
@@ -218,8 +218,8 @@ func (w *World) explainJob(j *batchv1.Job) []Finding {
 	return w.explainBehind(l, first, text, j.Status.Failed > 0 || j.Status.Active > ready)
 }
 
-// explainUnseen returns a Finding if observed, the generation that the controller of l has processed, is
-// less than generation. It returns nil otherwise.
+// explainUnseen returns a Finding if observed, the generation that the controller of l has
+// processed, is less than generation. It returns nil otherwise.
 func (w *World) explainUnseen(l *workload, generation, observed int64) *Finding {
 	if observed >= generation {
 		return nil
@@ -241,8 +241,8 @@ func (w *World) failedCreate(l *workload) *Finding {
 	return &f
 }
 
-// explainRefused returns the Finding for a workload with pods that the API server refuses to create.
-// message is the API error; it determines the repair commands. since is when the error was
+// explainRefused returns the Finding for a workload with pods that the API server refuses to
+// create. message is the API error; it determines the repair commands. since is when the error was
 // reported.
 func (w *World) explainRefused(l *workload, message string, since *metav1.Time) Finding {
 	message = singleLine(message)
@@ -268,8 +268,8 @@ func (w *World) explainRefused(l *workload, message string, since *metav1.Time) 
 	return f
 }
 
-// explainBehind returns first, completed for workload l. A Finding about its deletion comes first. If
-// behind is true, text, the state of its replicas, is added as a Finding or as a detail. The
+// explainBehind returns first, completed for workload l. A Finding about its deletion comes first.
+// If behind is true, text, the state of its replicas, is added as a Finding or as a detail. The
 // Findings about its unhealthy pods follow. It returns nil if there is no Finding and behind is
 // false.
 func (w *World) explainBehind(l *workload, first []Finding, text string, behind bool) []Finding {
@@ -299,9 +299,9 @@ func (w *World) podsOf(l *workload) []corev1.Pod {
 	return pods
 }
 
-// explainUnhealthyPods returns the Findings about unhealthy pods, the newest pod first, and at most most
-// Findings. Pods with the same problem have one Finding. The number of omitted Findings is added to
-// the details of above.
+// explainUnhealthyPods returns the Findings about unhealthy pods, the newest pod first, and at most
+// most Findings. Pods with the same problem have one Finding. The number of omitted Findings is
+// added to the details of above.
 func (w *World) explainUnhealthyPods(pods []corev1.Pod, above *Finding) []Finding {
 	slices.SortFunc(pods, func(a, b corev1.Pod) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))

@@ -28,8 +28,8 @@ type Leaf struct {
 type Answers struct {
 	table  *Table
 	typ    reflect.Type
-	tree   *node // the fields that are refused or warned of; nil if there are none
-	drops  *node // the dropped fields; nil if there are none
+	tree   *node // the fields that are refused or warned of; nil if none exist
+	drops  *node // the dropped fields; nil if none exist
 	stored *Answer
 }
 

@@ -203,7 +203,7 @@ func (b *htmlBody) copyRest() {
 	b.err = err
 }
 
-// complete finishes the compression. It returns its error, or err if there is none.
+// complete finishes the compression. It returns its error, or err if none exists.
 func (b *htmlBody) complete(err error) error {
 	if b.finish == nil {
 		return err

@@ -245,7 +245,7 @@ func violation(cause string, args ...any) error {
 	return err
 }
 
-// budgetOf returns the budget that selects the pod, nil if there is none. More than one budget is
+// budgetOf returns the budget that selects the pod, nil if none exists. More than one budget is
 // an error.
 func (v *Verbs) budgetOf(ctx context.Context, pod *corev1.Pod) (*policyv1.PodDisruptionBudget, error) {
 	list, err := v.list(ctx, budgetsGVR, pod.Namespace)

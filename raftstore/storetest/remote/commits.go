@@ -59,8 +59,8 @@ func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCal
 	}
 }
 
-// sendReplies sends the waiting replies in one or more messages. Each message has at most sendBytes bytes
-// or one reply, because replies contain the values of conflicts.
+// sendReplies sends the waiting replies in one or more messages. Each message has at most sendBytes
+// bytes or one reply, because replies contain the values of conflicts.
 func (b *commitStream) sendReplies(stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
 	b.mu.Lock()
 	replies := b.replies
@@ -90,8 +90,8 @@ func countFitting(replies []*storev1.RemoteCommitReply) int {
 	return len(replies)
 }
 
-// readCalls receives messages until the stream ends. It starts each commit, and cancels the commits that
-// the client has abandoned.
+// readCalls receives messages until the stream ends. It starts each commit, and cancels the commits
+// that the client has abandoned.
 func (b *commitStream) readCalls(ctx context.Context, stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
 	defer close(b.work)
 	for {

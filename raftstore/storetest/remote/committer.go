@@ -56,8 +56,8 @@ func newCommitter(store storev1.RemoteClient) *committer {
 	return m
 }
 
-// callCommit sends one commit and waits for its result or for the end of ctx. Without a running stream it
-// waits until there is one.
+// callCommit sends one commit and waits for its result or for the end of ctx. Without a running
+// stream it waits until there is one.
 func (m *committer) callCommit(ctx context.Context, req *storev1.RemoteCommitRequest) commitReply {
 	m.once.Do(func() { go m.runStreams() })
 	c := &commitCall{ctx: ctx, req: req, done: make(chan commitReply, 1)}
@@ -79,8 +79,8 @@ func (m *committer) callCommit(ctx context.Context, req *storev1.RemoteCommitReq
 	}
 }
 
-// abandonCall abandons a call after the end of its context, and returns its result. A call that has been
-// sent is cancelled on the replica.
+// abandonCall abandons a call after the end of its context, and returns its result. A call that has
+// been sent is cancelled on the replica.
 func (m *committer) abandonCall(c *commitCall) commitReply {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -118,8 +118,8 @@ func (m *committer) closeStream() {
 	m.failCalls(status.FromContextError(context.Canceled).Err(), true)
 }
 
-// failCalls ends the calls that have been sent with the error, and also the waiting calls if all is set.
-// The caller holds m.mu.
+// failCalls ends the calls that have been sent with the error, and also the waiting calls if all is
+// set. The caller holds m.mu.
 func (m *committer) failCalls(err error, all bool) {
 	for id, c := range m.sent {
 		delete(m.sent, id)
@@ -135,8 +135,8 @@ func (m *committer) failCalls(err error, all bool) {
 	m.queue = nil
 }
 
-// runStreams opens a stream when there are calls to send, and a new one after it has broken, until the
-// committer is closed.
+// runStreams opens a stream when there are calls to send, and a new one after it has broken, until
+// the committer is closed.
 func (m *committer) runStreams() {
 	for {
 		select {
@@ -161,8 +161,8 @@ func (m *committer) runStreams() {
 	}
 }
 
-// serveStream opens a stream and serves it until it breaks. It returns the error, and whether the stream
-// was opened.
+// serveStream opens a stream and serves it until it breaks. It returns the error, and whether the
+// stream was opened.
 func (m *committer) serveStream() (err error, opened bool) {
 	ctx, cancel := context.WithCancel(m.life)
 	defer cancel()
@@ -189,8 +189,8 @@ func (m *committer) serveStream() (err error, opened bool) {
 	}
 }
 
-// takeCalls removes calls from the queue and returns them as one message, at most sendBytes bytes but at
-// least one call. It returns nil if there is nothing to send.
+// takeCalls removes calls from the queue and returns them as one message, at most sendBytes bytes
+// but at least one call. It returns nil if there is nothing to send.
 func (m *committer) takeCalls() *storev1.RemoteCommitCalls {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -224,8 +224,8 @@ func (m *committer) takeCalls() *storev1.RemoteCommitCalls {
 	return msg
 }
 
-// receiveReplies passes received replies to their callers until the stream breaks, and returns the error
-// of the stream.
+// receiveReplies passes received replies to their callers until the stream breaks, and returns the
+// error of the stream.
 func (m *committer) receiveReplies(s storev1.Remote_CommitsClient) error {
 	for {
 		msg, err := s.Recv()

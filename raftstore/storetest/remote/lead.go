@@ -58,8 +58,8 @@ type leadership struct {
 	done   chan struct{}
 }
 
-// startLeadership starts lead with the fence in a goroutine. An error of lead is passed to fail, which ends
-// Client.Lead.
+// startLeadership starts lead with the fence in a goroutine. An error of lead is passed to fail,
+// which ends Client.Lead.
 func startLeadership(ctx context.Context, fail context.CancelCauseFunc, fence raftstore.Fence, lead func(ctx context.Context, fence raftstore.Fence) error) *leadership {
 	ctx, cancel := context.WithCancel(ctx)
 	l := &leadership{cancel: cancel, done: make(chan struct{})}

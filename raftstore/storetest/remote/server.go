@@ -65,8 +65,8 @@ func within(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, usableTimeout(time.Until(deadline)))
 }
 
-// usableTimeout returns the part of a timeout that the store may use for a call. The rest is reserved
-// for the response.
+// usableTimeout returns the part of a timeout that the store may use for a call. The rest is
+// reserved for the response.
 func usableTimeout(t time.Duration) time.Duration { return t - min(replyReserve, t/5) }
 
 func (s *server) Commit(ctx context.Context, req *storev1.RemoteCommitRequest) (*storev1.RemoteCommitResponse, error) {
@@ -186,8 +186,8 @@ func endOf(w raftstore.Watcher, ctx context.Context) error {
 	return raftstore.ErrClosed
 }
 
-// forwardProgress receives requests for progress notes on the stream of a running watch, and passes them
-// to the watcher. It returns nil when the client will send no more, and otherwise an error.
+// forwardProgress receives requests for progress notes on the stream of a running watch, and passes
+// them to the watcher. It returns nil when the client will send no more, and otherwise an error.
 func forwardProgress(stream grpc.BidiStreamingServer[storev1.RemoteWatchRequest, storev1.RemoteEvents], w raftstore.Watcher) error {
 	for {
 		m, err := stream.Recv()

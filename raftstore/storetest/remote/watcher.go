@@ -43,8 +43,8 @@ func (c *Client) Watch(ctx context.Context, prefix string, after raftstore.Revis
 	return w, nil
 }
 
-// openWatch opens the stream of a watch and waits for the first message of the replica, which confirms
-// that the watch is running.
+// openWatch opens the stream of a watch and waits for the first message of the replica, which
+// confirms that the watch is running.
 func (c *Client) openWatch(ctx context.Context, prefix string, after raftstore.Revision) (watchStream, error) {
 	stream, err := c.store.Watch(ctx)
 	if err != nil {
@@ -58,8 +58,8 @@ func (c *Client) openWatch(ctx context.Context, prefix string, after raftstore.R
 	return stream, err
 }
 
-// receiveRevisions passes received revisions to the channel until the stream ends. It joins the parts of a
-// revision that was sent in several messages.
+// receiveRevisions passes received revisions to the channel until the stream ends. It joins the
+// parts of a revision that was sent in several messages.
 func (w *watcher) receiveRevisions(c *Client, stream watchStream) {
 	defer close(w.c)
 	defer w.cancel()
