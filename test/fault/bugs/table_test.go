@@ -43,8 +43,8 @@ var table = []bug{
 	},
 	{
 		name: "double apply on retry", file: "raftstore/mvcc/recent.go",
-		old:     "		if at, ok := inc.find(id.GetSequence()); ok {",
-		new:     "		if at, ok := inc.find(id.GetSequence()); ok && at < 0 {",
+		old:     "		if at, ok := inc.findSequence(id.GetSequence()); ok {",
+		new:     "		if at, ok := inc.findSequence(id.GetSequence()); ok && at < 0 {",
 		finder:  "./raftstore/replica:TestLostReplyAppliesOnce",
 		how:     "a retry after a lost reply makes a second revision",
 		harness: "./raftstore/replica:TestLinearizable -linear.replicas=3 -linear.for=6s",
@@ -67,7 +67,7 @@ var table = []bug{
 	},
 	{
 		name: "watch not told of an installed snapshot", file: "raftstore/watch/hub.go",
-		old:    "		if w.synced && w.cursor < revision {\n			h.chase(w)",
+		old:    "		if w.synced && w.cursor < revision {\n			h.startCatchUp(w)",
 		new:    "		if w.synced && w.cursor < revision {\n			w.cursor = revision",
 		finder: "./raftstore/watch:TestWatchGoesOnThroughReset",
 		how:    "a watch at a replica that got a snapshot has a gap",
@@ -82,8 +82,8 @@ var table = []bug{
 	},
 	{
 		name: "compaction swallows its own batch", file: "raftstore/mvcc/machine.go",
-		old:    "	m.collect()\n	if upTo > m.revision {",
-		new:    "	m.told = max(m.told, min(upTo, m.revision))\n	if upTo > m.revision {",
+		old:    "	m.collectEvents()\n	if upTo > m.revision {",
+		new:    "	m.collectedUpTo = max(m.collectedUpTo, min(upTo, m.revision))\n	if upTo > m.revision {",
 		finder: "./raftstore/mvcc:TestCompactionInTheSameBatch",
 		how:    "events applied together with the compaction never come out",
 	},
