@@ -50,9 +50,17 @@ func quotaHoldsAPod(t *testing.T, l *lab.Lab) {
 	if out, err := h.Command(ctx, "sh", "-c", disk).CombinedOutput(); err != nil {
 		t.Fatalf("a disk with quotas: %v %s", err, out)
 	}
+	// The driver has files of the disk open for a moment, which is long on a slow machine: the disk is busy then.
 	t.Cleanup(func() {
-		if out, err := h.Command(context.Background(), "umount", "/var/lib/keelson/local-volumes").CombinedOutput(); err != nil {
-			t.Errorf("%v %s", err, out)
+		ctx, cancel := context.WithTimeout(context.Background(), soon)
+		defer cancel()
+		if err := wait.For(ctx, time.Second, func() error {
+			if out, err := h.Command(ctx, "umount", "/var/lib/keelson/local-volumes").CombinedOutput(); err != nil {
+				return fmt.Errorf("unmounting the disk with quotas: %w: %s", err, out)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
 		}
 	})
 	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
