@@ -78,11 +78,11 @@ func TestPortsOfTheCode(t *testing.T) {
 		return string(raw)
 	}
 	for path, want := range map[string]string{
-		"controlplane/server/config.go": fmt.Sprintf("{&c.APIPort, %d}, {&c.FleetPort, %d}, {&c.PeerPort, %d}", replicaPorts[0], replicaPorts[1], replicaPorts[2]),
-		"agent/node/config.go":          fmt.Sprintf("c.KubeletPort = %d\n", kubeletPort),
-		"agent/node/proxyhealth.go":     fmt.Sprintf("proxyHealthzPort = %d\n", healthzPort),
-		"agent/network/plan.go":         fmt.Sprintf("tunnelPort = %d ", vxlanPort),
-		"agent/network/encrypt.go":      fmt.Sprintf("DefaultWireGuardPort = %d\n", wireguardPort),
+		"controlplane/datadir/cluster.go": fmt.Sprintf("{&c.APIPort, %d}, {&c.FleetPort, %d}, {&c.PeerPort, %d}", replicaPorts[0], replicaPorts[1], replicaPorts[2]),
+		"agent/node/config.go":            fmt.Sprintf("c.KubeletPort = %d\n", kubeletPort),
+		"agent/node/proxyhealth.go":       fmt.Sprintf("proxyHealthzPort = %d\n", healthzPort),
+		"agent/network/plan.go":           fmt.Sprintf("tunnelPort = %d ", vxlanPort),
+		"agent/network/encrypt.go":        fmt.Sprintf("DefaultWireGuardPort = %d\n", wireguardPort),
 	} {
 		if !strings.Contains(text(path), want) {
 			t.Errorf("%s does not say %q", path, want)
