@@ -241,7 +241,7 @@ func TestAnswersOnTheLink(t *testing.T) {
 	})
 	both.set(announced("w2", all...))
 	began := time.Now()
-	eventually(t, "the client is told of w2 without asking", is(w2)) // no knock: only the announcement of w2 changes the entry
+	eventually(t, "the client has the address of w2 without a query", is(w2)) // only the announcement of w2 changes the ARP entry
 	t.Logf("moved after %v", time.Since(began))
 	both.set()
 	forget(t, client, all)

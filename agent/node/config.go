@@ -235,31 +235,7 @@ func Flags(fs *flag.FlagSet) *Config {
 			c.PodSecurity, err = pod.ParseCeiling(s)
 			return err
 		})
-	c.ProxyMode = proxy.ModeNFTables
-	declareFlag(fs, "proxy-mode", "mode of the rules for Services: nftables, iptables, ipvs, or none if another product provides Services; "+
-		"rules of other modes are removed (default nftables)", func(s string) (err error) {
-		c.ProxyMode, err = proxy.ParseMode(s)
-		return err
-	})
-	declareFlag(fs, "nodeport-addresses", "CIDRs,... of the node's addresses that accept connections to node ports (repeatable; default: all but "+
-		"loopback)",
-		func(s string) error { return c.addNodePortAddresses(s) })
-	fs.StringVar(&c.ProxyHealthz, "proxy-healthz-address", fmt.Sprintf(":%d", proxyHealthzPort),
-		"address, [ADDRESS]:PORT, of the health endpoints /healthz and /livez for load balancers in front of the "+
-			"nodes; none disables them, as does --proxy-mode=none")
-	fs.Var(stringList{&c.ClusterDNS}, "cluster-dns", "DNS server for pods (repeatable; default: the address of Service kube-system/kube-dns, if it exists)")
-	fs.StringVar(&c.DNSLocal, "dns-local-address", dns.LinkLocal.String(),
-		"address of this node at which the agent's DNS server also listens, in addition to the address of "+
-			"Service kube-system/kube-dns; none disables it")
-	fs.StringVar(&c.LocalAPI, "local-api-address", "127.0.0.1:6443",
-		"loopback address, ADDRESS:PORT, at which the agent proxies connections to a ready API server; none "+
-			"disables the proxy")
-	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf",
-		"resolver configuration for pods; if it has only servers at loopback addresses, those of "+
-			"systemd-resolved are used")
-	declareFlag(fs, "runtime-handler",
-		"additional handler name of RuntimeClasses for this node's runtime, which always has the names keelson "+
-			"and runc (repeatable)", c.addHandler)
+	declareServiceFlags(fs, c)
 	fs.Int64Var(&c.MaxPods, "max-pods", 110, "maximum number of pods on this node")
 	fs.Int64Var(&c.PodPIDs, "pod-max-pids", 4096, "maximum number of processes and threads of a pod; -1 for no limit")
 	fs.BoolVar(&c.SingleProcessOOMKill, "single-process-oom-kill", false,
@@ -287,6 +263,36 @@ func Flags(fs *flag.FlagSet) *Config {
 		return err
 	})
 	return c
+}
+
+// declareServiceFlags declares the flags for the rules of Services, cluster DNS, the local proxy of
+// the API, and RuntimeClass handlers.
+func declareServiceFlags(fs *flag.FlagSet, c *Config) {
+	c.ProxyMode = proxy.ModeNFTables
+	declareFlag(fs, "proxy-mode", "mode of the rules for Services: nftables, iptables, ipvs, or none if another product provides Services; "+
+		"rules of other modes are removed (default nftables)", func(s string) (err error) {
+		c.ProxyMode, err = proxy.ParseMode(s)
+		return err
+	})
+	declareFlag(fs, "nodeport-addresses", "CIDRs,... of the node's addresses that accept connections to node ports (repeatable; default: all but "+
+		"loopback)",
+		func(s string) error { return c.addNodePortAddresses(s) })
+	fs.StringVar(&c.ProxyHealthz, "proxy-healthz-address", fmt.Sprintf(":%d", proxyHealthzPort),
+		"address, [ADDRESS]:PORT, of the health endpoints /healthz and /livez for load balancers in front of the "+
+			"nodes; none disables them, as does --proxy-mode=none")
+	fs.Var(stringList{&c.ClusterDNS}, "cluster-dns", "DNS server for pods (repeatable; default: the address of Service kube-system/kube-dns, if it exists)")
+	fs.StringVar(&c.DNSLocal, "dns-local-address", dns.LinkLocal.String(),
+		"address of this node at which the agent's DNS server also listens, in addition to the address of "+
+			"Service kube-system/kube-dns; none disables it")
+	fs.StringVar(&c.LocalAPI, "local-api-address", "127.0.0.1:6443",
+		"loopback address, ADDRESS:PORT, at which the agent proxies connections to a ready API server; none "+
+			"disables the proxy")
+	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf",
+		"resolver configuration for pods; if it has only servers at loopback addresses, those of "+
+			"systemd-resolved are used")
+	declareFlag(fs, "runtime-handler",
+		"additional handler name of RuntimeClasses for this node's runtime, which always has the names keelson "+
+			"and runc (repeatable)", c.addHandler)
 }
 
 // declareReserveFlags declares the flags for reserved disk space, inodes and memory.

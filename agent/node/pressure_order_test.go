@@ -226,7 +226,7 @@ func expectReclaimed(t *testing.T, archives string, short eviction.Signal, left 
 		t.Errorf("logs of what has ended: %q, %v", found, err)
 	}
 	if got := h.podOf("job").Status; got.Phase != v1.PodSucceeded || len(got.ContainerStatuses) != 1 || !isReady(h.podOf("small")) {
-		t.Errorf("what has ended is told as %+v, the small pod as %+v", got, h.podOf("small").Status)
+		t.Errorf("the status of the ended pod is %+v, that of the small pod %+v", got, h.podOf("small").Status)
 	}
 	if evicted := h.podOf("large").Status.Reason == "Evicted"; evicted != strings.Contains(want, "pod large") {
 		t.Errorf("the large pod: %+v", h.podOf("large").Status)

@@ -19,7 +19,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
+var rewrite = flag.Bool("rewrite", false, "write the golden files")
 
 // town returns the pods of the recipes: some pods of namespace a are on the node, all others
 // elsewhere.

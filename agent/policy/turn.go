@@ -149,8 +149,8 @@ func (t *enforcerRun) applyView(ctx context.Context, due agent.ObjectChanges, ce
 		to = to.ruleShape.withSets(t.applied.sets, func(g string) bool { return due.All || groups[g] }, t.e.cfg.Objects.AddressGroup)
 	}
 	var err error
-	anew := !t.built
-	if !anew {
+	rebuild := !t.built
+	if !rebuild {
 		maps.DeleteFunc(t.chainCode, func(name, _ string) bool { return !slices.Equal(t.applied.chains[name], to.chains[name]) })
 		tx := t.nft.NewTransaction()
 		addChanges(tx, t.applied, to)
@@ -168,7 +168,7 @@ func (t *enforcerRun) applyView(ctx context.Context, due agent.ObjectChanges, ce
 			"sets", to.unmergedSets, "limit", mergedLimit)
 	}
 	t.applied, t.built, t.disabled, t.pods = to, true, false, pods
-	if anew { // record what the kernel lists right after the table was built
+	if rebuild { // record what the kernel lists right after the table was built
 		t.nextCheck = time.Time{}
 		err = t.checkTable(ctx)
 	}

@@ -26,8 +26,8 @@ func (c frontendClaim) compareClaims(d frontendClaim) int {
 	return cmp.Or(cmp.Compare(class(c), class(d)), cmp.Compare(c.id, d.id))
 }
 
-// updateClaims replaces the claims of old, the previous state of a Port, by those of now. It adds
-// to touched the IDs of other Ports that gain or lose a frontend. old and now may be nil.
+// updateClaims replaces the claims of a Port's previous state, old, by those of its current state,
+// now. Either may be nil. IDs of other Ports that gain or lose a frontend are added to touched.
 func (c frontendClaims) updateClaims(old, now *Port, touched map[string]struct{}) {
 	if old != nil && now != nil && slices.Equal(old.Internal, now.Internal) && slices.Equal(old.External, now.External) {
 		return

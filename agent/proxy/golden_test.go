@@ -13,7 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
+var rewrite = flag.Bool("rewrite", false, "write the golden files")
 
 // F115 F117 F118: the output of each writer for Services of every kind, as text: nftables, the
 // input of iptables-restore, and the commands of IPVS. The first text is the complete rules, the
@@ -114,7 +114,7 @@ func golden(t *testing.T, name, got string) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("%s differs (-rewrite writes it anew):\n%s", goldenPath, diff(string(want), got))
+		t.Errorf("%s differs (-rewrite updates the file):\n%s", goldenPath, diff(string(want), got))
 	}
 }
 

@@ -133,7 +133,7 @@ func (d Dir) Open() (cluster Cluster, release func(), err error) {
 	return cluster, release, err
 }
 
-// ownAddress is what AddressFile remembers. Releases of before it neither write nor read it.
+// ownAddress is the content of AddressFile. Releases without AddressFile neither write nor read the file.
 type ownAddress struct {
 	Address string `json:"address"`
 }

@@ -15,7 +15,8 @@ import (
 	"keelson.dev/keelson/raftstore/replica"
 )
 
-// FormerKeysFile is a file beside the key file of the store, with keys that only backups of before a rotation need.
+// FormerKeysFile is the name of the file with previous store keys, beside the current key file. Only
+// backups that were made before a rotation need these keys.
 const FormerKeysFile = "store-former.keys"
 
 // StoreOptions are what an operator may choose of the store. Zero values mean
@@ -84,8 +85,8 @@ func (o StoreOptions) Keyring() (*disk.Keyring, error) {
 	return k, nil
 }
 
-// LoadBackupKeys are the keys of a file, and those beside it that only backups of before an exchange of the key need: until the next
-// backup is made none exists but such.
+// LoadBackupKeys returns the keys of the key file at path and of FormerKeysFile beside it. The
+// previous keys are needed to read backups that were made before a key rotation.
 func LoadBackupKeys(path string) (*disk.Keyring, error) {
 	k, err := disk.LoadKeyring(path)
 	if err != nil {
@@ -153,7 +154,8 @@ type chosen struct {
 	LogStore string `json:"logStore"`
 }
 
-// SaveLogStore remembers the log store of a data folder, also for when the data in it begins anew.
+// SaveLogStore records the kind of log store of the data folder. The record also applies after the
+// data in the folder has been removed and is created again.
 func (d Dir) SaveLogStore(logStore string) error {
 	return WriteJSON(filepath.Join(d.Path, storeFile), chosen{logStore})
 }

@@ -155,7 +155,8 @@ func Restore(d datadir.Dir, path string, o RestoreOptions) (Restored, error) {
 	return out, recordAlone(d, conf)
 }
 
-// BackupKeyring are those of the store, with those that backups of before an exchange need, and those of a file.
+// BackupKeyring returns the keys that can decrypt a backup: the keys of the store, its previous keys,
+// and the keys in file, if file is not "".
 func BackupKeyring(d datadir.Dir, cluster datadir.Cluster, file string) (keys *disk.Keyring, err error) {
 	own, err := d.StoreKeyFile(cluster)
 	if err != nil {

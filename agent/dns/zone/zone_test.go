@@ -132,7 +132,7 @@ func TestAnswers(t *testing.T) {
 		return
 	}
 	if out.String() != string(raw) {
-		t.Errorf("answers differ from %s (-rewrite writes it anew):\n%s", file, out.String())
+		t.Errorf("answers differ from %s (-rewrite updates the file):\n%s", file, out.String())
 	}
 }
 

@@ -51,8 +51,8 @@ func balancerPools(c Config) func(ctx context.Context, a *Attempt) error {
 }
 
 // judgePools returns an error if the pools of o are invalid or contain addresses in use. A node's
-// address in a pool of before is ignored: the node took it after the pool was created. It must not
-// prevent changes of the pools; Services of the pool get other addresses.
+// address that is already in a stored pool is not an error: the node got the address after the pool
+// was created. Such an address must not prevent changes of the pools. Services get other addresses.
 func judgePools(ctx context.Context, c Config, o, before *corev1.ConfigMap) error {
 	if len(o.BinaryData) > 0 {
 		return fmt.Errorf("pools are text: give each in data, and nothing in binaryData")

@@ -201,7 +201,7 @@ func TestOfflineVerbs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("%s differs (-rewrite writes it anew); got:\n%s", path, got)
+		t.Errorf("%s differs (-rewrite updates the file); got:\n%s", path, got)
 	}
 }
 
